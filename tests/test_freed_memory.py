@@ -32,9 +32,9 @@ print(anonymous_kb() - before)
 """
 
 
-def grown_kb(*arguments: str, **variables: str) -> int:
+def grown_kb(*arguments: str, script: str = CHURN, **variables: str) -> int:
     environment = {name: value for name, value in os.environ.items() if name != "MALLOC_ARENA_MAX"}
-    command = [sys.executable, "-c", CHURN, *arguments]
+    command = [sys.executable, "-c", script, *arguments]
     ended = subprocess.run(command, env=environment | variables, capture_output=True, text=True, check=True)
     return int(ended.stdout)
 
@@ -45,3 +45,31 @@ def test_fewer_arenas_keep_less() -> None:
     assert limited < 0.7 * unlimited
     # What the user has set stays.
     assert grown_kb("2", MALLOC_ARENA_MAX="64") > 1.3 * limited
+
+
+# Pieces of 20 MB that go, each with something small behind it.
+PIECES = """
+import sys
+from naiad.freed_memory import return_large_pieces
+if sys.argv[1:]:
+    return_large_pieces(int(sys.argv[1]))
+def anonymous_kb():
+    lines = open("/proc/self/smaps_rollup").read().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("Anonymous"))
+small = []
+before = anonymous_kb()
+for round in range(3):
+    large = []
+    for _ in range(4):
+        large.append(bytearray(20_000_000))
+        small.append([bytes(1000) for _ in range(400)])
+    large.clear()
+print(anonymous_kb() - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has such a threshold")
+def test_large_pieces_go_back_to_the_system() -> None:
+    kept, returned = grown_kb(script=PIECES), grown_kb("500000", script=PIECES)
+    assert returned < 20_000
+    assert kept > 2 * returned

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 
-_ARENA_MAX = -8
+_MMAP_THRESHOLD, _ARENA_MAX = -3, -8
 
 
 def give_back_memory() -> None:
@@ -24,3 +24,13 @@ def limit_arenas(num_arenas: int) -> None:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None and "MALLOC_ARENA_MAX" not in os.environ:
         mallopt(_ARENA_MAX, num_arenas)
+
+
+def return_large_pieces(min_bytes: int) -> None:
+    """Have the C library return pieces of memory at least so large as soon as they are freed.
+
+    By itself it keeps ever larger ones, up to 32 MiB, once such a piece has been freed.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None and "MALLOC_MMAP_THRESHOLD_" not in os.environ:
+        mallopt(_MMAP_THRESHOLD, min_bytes)

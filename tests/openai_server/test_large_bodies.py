@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,12 +14,13 @@ from aiohttp import ClientSession, web
 from naiad.openai_server.api.bodies import TokenizeBody
 from naiad.openai_server.body_reader import BodyReader
 from naiad.openai_server.guard import Guard
-from naiad.openai_server.large_bodies import LARGE_BYTES, LargeBodies
+from naiad.openai_server.large_bodies import LARGE_BYTES, HeldBody, LargeBodies, NoRoomError
 from naiad.openai_server.route import Route, add_routes
 
 PATIENCE_S = 60
 MAX_BYTES = 3 * LARGE_BYTES
 MIB = 1024 * 1024
+JSON = "Content-Type: application/json\r\n"
 
 
 class Time:
@@ -103,6 +105,11 @@ class Door:
         await self._runner.setup()
         await web.TCPSite(self._runner, "127.0.0.1", 0).start()
 
+    @property
+    def address(self) -> tuple[str, int]:
+        host, port = self._runner.addresses[0]
+        return host, port
+
     async def stop(self) -> None:
         await self._session.close()
         await self._runner.cleanup()
@@ -130,6 +137,57 @@ class Door:
 async def _chunks(raw: bytes) -> AsyncIterator[bytes]:
     for begin in range(0, len(raw), 10_000):
         yield raw[begin : begin + 10_000]
+
+
+def test_bodies_share_the_room_and_give_it_back() -> None:
+    bodies = LargeBodies(clock=Time().clock, max_held_bytes=100)
+    with bodies.room() as first:
+        first.add(b"x" * 60)
+        with bodies.room() as second:
+            second.add(b"y" * 40)
+            with pytest.raises(NoRoomError):
+                first.add(b"x")
+            assert (first.data, second.data) == (b"x" * 60, b"y" * 40)
+        first.add(b"x" * 40)
+    with pytest.raises(NoRoomError), bodies.room() as third:
+        third.add(b"z" * 101)
+    with bodies.room() as fourth:
+        fourth.add(b"z" * 100)
+
+
+def test_too_much_at_a_time_is_refused_and_what_is_there_goes_on(
+    bodies: BodyReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bodies, "_large", LargeBodies(max_held_bytes=2 * LARGE_BYTES))
+
+    async def test() -> None:
+        door = Door(bodies)
+        await door.start()
+        cut_off = await asyncio.open_connection(*door.address)
+        head = (
+            f"POST /tokenize HTTP/1.1\r\nHost: localhost\r\n{JSON}Content-Length: {2 * LARGE_BYTES}\r\n\r\n"
+        )
+        cut_off[1].write(head.encode() + b" " * (LARGE_BYTES + 1000))
+        while bodies._large._num_held_bytes < LARGE_BYTES + 1000:
+            await asyncio.sleep(0.01)
+        status, answer = await door.send(LARGE_BYTES)
+        assert (status, b"Too many large requests" in answer) == (503, True)
+        assert await door.send(10) == (200, b"10")
+        # What a client that leaves has sent is gone with it, although the garbage is not collected.
+        held = next(each for each in gc.get_objects() if isinstance(each, HeldBody) and each.data)
+        cut_off[1].transport.abort()
+        while bodies._large._num_held_bytes:
+            await asyncio.sleep(0.01)
+        assert held.data == b""
+        door.let_go.set()
+        assert (await door.send(LARGE_BYTES))[0] == 200
+        await door.stop()
+
+    gc.disable()
+    try:
+        asyncio.run(asyncio.wait_for(test(), PATIENCE_S))
+    finally:
+        gc.enable()
 
 
 def test_small_bodies_overtake_large_ones(bodies: BodyReader) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from helpers.engine_harness import Recorder, fake_command
 from naiad.config import EngineConfig
-from naiad.engine_process import EngineClient
+from naiad.engine_process import AckReceiver, EngineClient
 from naiad.engine_process.instance import claim_instance
 from naiad.engine_process.runtime_dir import remove_runtime_directory, runtime_directory
 from naiad.errors import EngineAwayError
@@ -74,6 +74,35 @@ def test_a_loaded_model_is_expected_back_however_long_its_engine_takes(
         asyncio.run(asyncio.wait_for(test(), 60))
     finally:
         engine.close(timeout_s=0)
+        number_lock.release()
+
+
+def test_a_name_that_nobody_has_heard_yet_is_not_refused(directory: Path) -> None:
+    instance, number_lock = claim_instance(os.getpid(), "llm")
+
+    async def test() -> None:
+        with ThreadPoolExecutor(1) as pool:
+            models = LocalModels(os.getpid(), pool, FamilyChoices())
+            # It has not looked yet.
+            with pytest.raises(EngineAwayError):
+                models.get("fake")
+            await models.look()
+            with pytest.raises(APIError, match="does not exist"):
+                models.get("fake")
+            # A model is there whose engine is being started again: it may have this name.
+            acks = AckReceiver(instance.ack_socket)
+            await models.look()
+            with pytest.raises(EngineAwayError):
+                models.get("fake")
+            acks.close()
+            await models.look()
+            with pytest.raises(APIError, match="does not exist"):
+                models.get("fake")
+            await models.close()
+
+    try:
+        asyncio.run(asyncio.wait_for(test(), 60))
+    finally:
         number_lock.release()
 
 

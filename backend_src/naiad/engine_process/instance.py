@@ -19,6 +19,7 @@ from naiad.errors import StartupError
 
 _ENGINE_SUFFIX = ".engine"
 _NUMBER_SUFFIX = ".number"
+_ACKS_SUFFIX = ".acks"
 _NUMBER_BITS = 10
 # The rest of an id is random, so that it cannot be guessed.
 _RANDOM_BITS = 52
@@ -46,7 +47,7 @@ class Instance:
     @property
     def ack_socket(self) -> Path:
         """The path of the socket on which it receives acknowledgements."""
-        return self.directory / f"{self.model}.{self.number}.acks"
+        return self.directory / f"{self.model}.{self.number}{_ACKS_SUFFIX}"
 
     def number_lock(self) -> FileLock:
         """The lock that the instance with this number holds."""
@@ -109,6 +110,15 @@ def engine_names(directory: Path) -> set[str]:
     """
     # The name may hold dots; the number and the suffix follow it.
     return {path.name.rsplit(".", 2)[0] for path in engine_sockets(directory)}
+
+
+def owner_names(directory: Path) -> set[str]:
+    """The names of the `llm` models that own an engine, whether it runs or is being started again.
+
+    Args:
+        directory: the server's runtime directory, which need not exist.
+    """
+    return {path.name.rsplit(".", 2)[0] for path in _with_suffix(directory, _ACKS_SUFFIX)}
 
 
 def claimed_names(directory: Path) -> set[str]:

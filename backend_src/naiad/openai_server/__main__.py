@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from naiad.errors import ConfigError, StartupError
-from naiad.freed_memory import limit_arenas
+from naiad.freed_memory import limit_arenas, return_large_pieces
 from naiad.log_lines import LOG_FORMATS
 from naiad.openai_server.access.gate import Gate
 from naiad.openai_server.access.policy import is_loopback
@@ -21,6 +21,9 @@ from naiad.openai_server.fallbacks import Fallbacks
 from naiad.openai_server.serving import serve, write_log
 from naiad.parent_watch import end_with_parent
 from naiad.tracing.exporter import Collector
+
+# What is freed in pieces so large goes back to the system at once.
+_LARGE_PIECE_BYTES = 512 * 1024
 
 logger = logging.getLogger("naiad.openai_server")
 
@@ -87,6 +90,7 @@ def main() -> int:
     # The loop has one to itself. The dict of interned strings, two megabytes that are made anew every ten
     # minutes, moves between the two.
     limit_arenas(2)
+    return_large_pieces(_LARGE_PIECE_BYTES)
     try:
         options, gate, host, port = parse(sys.argv[1:])
     except StartupError as error:

@@ -7,13 +7,14 @@ import logging
 from collections import Counter
 from concurrent.futures import Executor
 from contextlib import AbstractAsyncContextManager, nullcontext
+from functools import partial
 from typing import TypeVar
 
 from aiohttp import HttpVersion11, web
 
 from naiad.openai_server.api.bodies import RequestBody, parse_body
 from naiad.openai_server.api.errors import APIError
-from naiad.openai_server.large_bodies import LARGE_BYTES, LargeBodies
+from naiad.openai_server.large_bodies import LARGE_BYTES, HeldBody, LargeBodies, NoRoomError
 from naiad.openai_server.route import CONTINUE
 
 # Larger bodies are parsed outside the event loop, where they hold nobody up.
@@ -24,6 +25,7 @@ _MAX_NAME = 80
 _MAX_NAMES = 100
 _OTHERS = "others"
 _PATIENCE_S = 120.0
+_RETRY_S = "2"
 _CONTINUE_LINE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 Body = TypeVar("Body", bound=RequestBody)
@@ -59,25 +61,38 @@ class BodyReader:
             await request.writer.write(_CONTINUE_LINE)
             # What is counted is the answer.
             request.writer.output_size = 0
+        with self._large.room() as held:
+            await self._receive(request, held)
+            request[_NUM_BYTES] = len(held.data)
+            if len(held.data) < _SMALL_BYTES:
+                body, passed_over = parse_body(held.data, kind, is_lenient=self._is_lenient)
+            else:
+                parse = partial(parse_body, held.data, kind, is_lenient=self._is_lenient)
+                async with self.turn(request):
+                    body, passed_over = await asyncio.get_running_loop().run_in_executor(self._pool, parse)
+                # Nobody keeps it but `held`.
+                del parse
+        for name in passed_over:
+            self._pass_over(name[:_MAX_NAME])
+        return body
+
+    async def _receive(self, request: web.Request, held: HeldBody) -> None:
+        """Read a body.
+
+        Raises:
+            APIError: it does not come, or there is no room for it.
+            web.HTTPRequestEntityTooLarge: it is too large.
+        """
         try:
-            raw = await asyncio.wait_for(self._receive(request), self._patience_s)
+            await asyncio.wait_for(self._read_to_end(request, held), self._patience_s)
         except asyncio.TimeoutError:
             message = f"The body did not come within {self._patience_s:g} s."
             raise APIError(408, message, headers={"Connection": "close"}) from None
         except (web.RequestPayloadError, ConnectionResetError) as error:
             raise APIError(400, f"The body does not end as it should: {error}") from None
-        request[_NUM_BYTES] = len(raw)
-        if len(raw) < _SMALL_BYTES:
-            body, passed_over = parse_body(raw, kind, is_lenient=self._is_lenient)
-        else:
-            loop = asyncio.get_running_loop()
-            async with self.turn(request):
-                body, passed_over = await loop.run_in_executor(
-                    self._pool, lambda: parse_body(raw, kind, is_lenient=self._is_lenient)
-                )
-        for name in passed_over:
-            self._pass_over(name[:_MAX_NAME])
-        return body
+        except NoRoomError:
+            message = "Too many large requests come at the same time."
+            raise APIError(503, message, headers={"Connection": "close", "Retry-After": _RETRY_S}) from None
 
     def turn(self, request: web.Request) -> AbstractAsyncContextManager[None]:
         """The time in which what a body asks for may be worked out, such as the tokens of its prompt.
@@ -86,20 +101,19 @@ class BodyReader:
         """
         return self._large.turn() if request[_NUM_BYTES] >= LARGE_BYTES else nullcontext()
 
-    async def _receive(self, request: web.Request) -> bytes:
+    async def _read_to_end(self, request: web.Request, held: HeldBody) -> None:
         """Read a body as it comes; one that is large no faster than all of them may come.
 
         Raises:
             web.HTTPRequestEntityTooLarge: it is too large.
+            NoRoomError: too much of other bodies is held.
         """
-        raw = bytearray()
         while chunk := await request.content.readany():
-            raw += chunk
-            if len(raw) > request.client_max_size:
-                raise web.HTTPRequestEntityTooLarge(request.client_max_size, len(raw))
-            if len(raw) >= LARGE_BYTES:
+            held.add(chunk)
+            if len(held.data) > request.client_max_size:
+                raise web.HTTPRequestEntityTooLarge(request.client_max_size, len(held.data))
+            if len(held.data) >= LARGE_BYTES:
                 await self._large.pace(len(chunk))
-        return bytes(raw)
 
     def _pass_over(self, name: str) -> None:
         if name not in self.passed_over:

@@ -234,14 +234,14 @@ class GenerateRoutes:
     ) -> web.StreamResponse:
         stream = EventStream(request, generation.nudge)
         await generation.started(_ADMISSION_S)
-        await stream.open()
-        self.watch.streams.add(stream)
-        try:
-            # The client may be gone; then nobody is left to be told.
-            with contextlib.suppress(ConnectionResetError):
+        # The client may be gone; then nobody is left to be told.
+        with contextlib.suppress(ConnectionResetError):
+            await stream.open()
+            self.watch.streams.add(stream)
+            try:
                 await _stream(generation, writer, tally, stream)
-        finally:
-            self.watch.streams.discard(stream)
+            finally:
+                self.watch.streams.discard(stream)
         return stream.response
 
 

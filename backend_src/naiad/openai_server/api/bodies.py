@@ -203,7 +203,7 @@ class DetokenizeBody(RequestBody, kw_only=True):
 Body = TypeVar("Body", bound=RequestBody)
 
 
-def parse_body(raw: bytes, kind: type[Body], *, is_lenient: bool) -> tuple[Body, list[str]]:
+def parse_body(raw: bytes | bytearray, kind: type[Body], *, is_lenient: bool) -> tuple[Body, list[str]]:
     """Read a body.
 
     Args:

@@ -7,7 +7,7 @@ import contextlib
 from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
 
-from naiad.engine_process.instance import claimed_names, engine_names
+from naiad.engine_process.instance import claimed_names, engine_names, owner_names
 from naiad.engine_process.observations import ObservationBatch
 from naiad.engine_process.runtime_dir import runtime_directories_below
 from naiad.openai_server.api.parsing.families import FamilyChoices
@@ -49,6 +49,8 @@ class LocalModels:
         self._models: dict[_Key, LocalModel] = {}
         self._served_as: dict[_Key, str] = {}
         self._names = ModelNames()
+        self._has_looked = False
+        self._owners: set[_Key] = set()
         self._closed: list[LocalModel] = []
 
     async def watch(self) -> None:
@@ -60,7 +62,7 @@ class LocalModels:
     async def look(self) -> None:
         """Look once: connect to new engines, and leave those whose server is gone."""
         loop = asyncio.get_running_loop()
-        found, claimed = await loop.run_in_executor(self._pool, self._engines)
+        found, self._owners, claimed = await loop.run_in_executor(self._pool, self._engines)
         for key in found - self._models.keys():
             pools = (self._pool, self._loader)
             self._models[key] = LocalModel(*key, loop, *pools, self._families, self._make_recorder)
@@ -75,6 +77,7 @@ class LocalModels:
         # An engine that starts again may take minutes to load its weights.
         self._names.see(self._served_as[key] for key in claimed & self._served_as.keys())
         self.by_name()
+        self._has_looked = True
 
     def by_name(self) -> dict[str, LocalModel]:
         """Name → model, of those that serve."""
@@ -96,7 +99,10 @@ class LocalModels:
             APIError: there is no such model.
             EngineAwayError: its engine is restarting.
         """
-        return self._names.choose(self.by_name(), name)
+        named = self.by_name()
+        # The name of a model is its engine's to tell, and a server that has just started has not heard it.
+        knows_all = self._has_looked and self._served_as.keys() >= self._models.keys() | self._owners
+        return self._names.choose(named, name, knows_all=knows_all)
 
     def expected(self) -> list[str]:
         """The names of the models that serve, and of those that are expected back soon."""
@@ -117,11 +123,11 @@ class LocalModels:
                 await loop.run_in_executor(self._pool, model.close)
         self._loader.shutdown(wait=False, cancel_futures=True)
 
-    def _engines(self) -> tuple[set[_Key], set[_Key]]:
-        """The engines that have a socket, and the models that are loaded."""
+    def _engines(self) -> tuple[set[_Key], set[_Key], set[_Key]]:
+        """The engines that have a socket, their models, whose engines may be away, and all models."""
         directories = runtime_directories_below(self._server_pid)
-        found, claimed = (
+        found, owners, claimed = (
             {(directory, name) for directory in directories for name in names(directory)}
-            for names in (engine_names, claimed_names)
+            for names in (engine_names, owner_names, claimed_names)
         )
-        return found, claimed
+        return found, owners, claimed

@@ -31,17 +31,24 @@ class ModelNames:
         since_s = time.monotonic() - _EXPECTED_BACK_S
         return [name for name, seen_s in self._last_seen_s.items() if seen_s > since_s]
 
-    def choose(self, named: Mapping[str, ModelType], name: str | None) -> ModelType:
+    def choose(
+        self, named: Mapping[str, ModelType], name: str | None, *, knows_all: bool = True
+    ) -> ModelType:
         """Return the model of this name; None: the only model.
+
+        Args:
+            named: the models that serve.
+            name: what the client asks for.
+            knows_all: whether the names of all models that are loaded are known.
 
         Raises:
             APIError: there is no such model.
-            EngineAwayError: it does not serve now.
+            EngineAwayError: it does not serve now, or may not.
         """
         if name is None and len(named) == 1:
             return next(iter(named.values()))
         if name is not None and name in named:
             return named[name]
-        if name in self.expected():
+        if name in self.expected() or (name is not None and not knows_all):
             raise EngineAwayError(f"the model {name} does not serve now; try again in a few seconds")
         raise unknown_model(name or "")
