@@ -8,6 +8,8 @@ from pathlib import Path
 
 from naiad.errors import ConfigError
 
+_FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+
 
 def prepare(option: str, path: Path) -> None:
     """Make the file, for this user alone, or check the one that there is.
@@ -20,7 +22,7 @@ def prepare(option: str, path: Path) -> None:
         ConfigError: it cannot be written, or others may read it.
     """
     try:
-        opened = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        opened = os.open(path, _FLAGS | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
     except OSError as error:
         raise ConfigError(option, str(path), f"a file that can be written ({error.strerror})") from None
     try:
@@ -39,7 +41,7 @@ def append(path: Path, lines: bytes) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    opened = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    opened = os.open(path, _FLAGS, 0o600)
     try:
         if os.write(opened, lines) != len(lines):
             raise OSError("the disk is full")

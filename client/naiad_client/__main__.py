@@ -25,6 +25,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     args = parse(None if arguments is None else list(arguments))
     try:
+        if sys.stdin is None and args.prompt in (None, "-"):
+            raise ValueError("there is no standard input to read")
         with Client(args.url, model=args.model) as client:
             if args.prompt is None:
                 return _converse(client, args)
@@ -35,9 +37,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:
-        # The reader of our output is gone; without this, Python would report that again at exit.
+    except OSError as error:
+        # Without this, Python would report the output again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # If its reader is gone, nobody wants to know.
+        if not isinstance(error, BrokenPipeError):
+            print(f"error: {error.strerror or error}", file=sys.stderr)
         return 1
     return 0
 

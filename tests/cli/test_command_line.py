@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import shlex
 import shutil
 import subprocess
+import sys
 
 import pytest
 
@@ -190,3 +192,13 @@ def test_fish_completes(
     asked = f"{script_of('fish', capsys)}\ncomplete -C 'naiad {' '.join(words)}'"
     done = subprocess.run(["fish", "--no-config", "-c", asked], capture_output=True, text=True, check=True)
     assert {line.split("\t")[0] for line in done.stdout.splitlines()} == offered
+
+
+@pytest.mark.parametrize("words", ["key a", "serve --print-config", "completion bash"])
+def test_output_that_can_not_be_written_is_told_in_a_line(words: str) -> None:
+    command = f"{shlex.quote(sys.executable)} -m naiad.cli.main {words} >/dev/full"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
+    told = "naiad: error: the output can not be written: No space left on device\n"
+    assert done.returncode == 1
+    assert done.stderr.endswith(told)
+    assert "Traceback" not in done.stderr

@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shlex
 import struct
 import subprocess
 import sys
@@ -91,6 +92,23 @@ def test_command_ends_quietly_when_its_reader_is_gone(server: FakeServer) -> Non
         )
 
     assert (done.returncode, done.stderr) == (1, "")
+
+
+@pytest.mark.parametrize(
+    ("redirection", "message"),
+    [
+        ("? >/dev/full", "error: No space left on device\n"),
+        ("- <&-", "error: there is no standard input to read\n"),
+        ("--chat <&-", "error: there is no standard input to read\n"),
+    ],
+)
+def test_output_and_input_that_are_not_there_are_told_in_a_line(
+    server: FakeServer, redirection: str, message: str
+) -> None:
+    server.answer = words("a")
+    command = f"{shlex.quote(sys.executable)} -m naiad_client --url {server.url} {redirection}"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, message)
 
 
 def messages(request: Any) -> list[dict[str, str]]:

@@ -46,6 +46,7 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
         metadata: the metadata of all streams.
         num_open: streams that are open.
         control: header and key without which it does not list its models.
+        lists_models: whether anybody may ask for a list.
     """
 
     def __init__(self, *names: str) -> None:
@@ -58,6 +59,7 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
         self.metadata: list[dict[str, str]] = []
         self.num_open = 0
         self.control: tuple[str, str] | None = None
+        self.lists_models = True
         self.port = 0
         self._server: Any = None
 
@@ -72,7 +74,12 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
         """End all streams and close the port."""
         await self._server.stop(None)
 
+    async def ModelReady(self, request: Any, context: Any) -> Any:  # noqa: N802
+        return service_pb2.ModelReadyResponse(ready=request.name in self.ready)
+
     async def RepositoryIndex(self, request: Any, context: Any) -> Any:  # noqa: N802
+        if not self.lists_models:
+            await context.abort(grpc.StatusCode.UNIMPLEMENTED, "is refused by the gate")
         if self.control is not None and self.control not in context.invocation_metadata():
             refusal = f"This protocol is restricted, expecting header '{self.control[0]}'"
             await context.abort(grpc.StatusCode.UNAVAILABLE, refusal)

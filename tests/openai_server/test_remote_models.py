@@ -124,6 +124,33 @@ def test_a_list_that_needs_a_key(checkpoint: Path, caplog: pytest.LogCaptureFixt
     run(test)
 
 
+def test_a_server_that_lists_its_models_for_nobody(
+    checkpoint: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "naiad.openai_server")
+
+    async def looked(**options: Any) -> set[str]:
+        async with remote(checkpoint, **options) as (fake, models):
+            fake.lists_models = False
+            await models.look()
+            names = set(models.by_name())
+            fake.ready.remove("text")
+            await models.look()
+            assert set(models.by_name()) == names - {"text"}
+            return names
+
+    async def test() -> None:
+        assert await looked() == {"ensemble", "text"}
+        (message,) = caplog.messages
+        assert (
+            "does not list its models: it is asked for ensemble, text; others are named with --model"
+            in message
+        )
+        assert await looked(model_names=("text", "missing")) == {"text"}
+
+    run(test)
+
+
 def test_a_server_that_is_away_is_found_when_it_comes_back(checkpoint: Path) -> None:
     async def test() -> None:
         async with remote(checkpoint) as (fake, models):

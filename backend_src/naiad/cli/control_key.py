@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import re
 import secrets
-import stat
 from collections.abc import Sequence
 from pathlib import Path
 
 from naiad.cli.console import say
 from naiad.errors import ConfigError, StartupError
+from naiad.small_file import read_private_file
 
 HEADER = "naiad-model-control-key"
 # Triton puts this before the name of a header that restricts gRPC.
@@ -48,9 +48,10 @@ def read_control_key(path: Path) -> str:
         StartupError: the file holds no key, others may read it, or it cannot be read.
     """
     try:
-        if stat.S_IMODE(path.stat().st_mode) & 0o077:
+        raw, mode = read_private_file(path)
+        if mode & 0o077:
             raise ConfigError(_OPTION, str(path), f"a file that only its owner may read: `chmod 600 {path}`")
-        key = path.read_text(encoding="utf-8").strip()
+        key = raw.decode("utf-8").strip()
     except UnicodeDecodeError:
         key = ""
     except OSError as error:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 
@@ -11,8 +13,10 @@ from naiad import __version__
 from naiad.cli.arguments import OneLineParser
 from naiad.cli.completion import SHELLS, completion
 from naiad.cli.console import say_error, use_log_format
-from naiad.errors import NaiadError
+from naiad.errors import NaiadError, StartupError
 
+# Errors of writes: the disk, or whatever standard output is, takes nothing more.
+_WRITES = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE}
 # Each command's module has `add_arguments(parser)` and `run(args) -> exit code`.
 _COMMANDS = {
     "serve": ("naiad.cli.serve.command", "start a tritonserver and supervise it"),
@@ -32,19 +36,40 @@ _COMMANDS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code; an error becomes one line on stderr."""
-    words = list(sys.argv[1:] if argv is None else argv)
     use_log_format(None)
     try:
-        args = _parser(words).parse_args(_expanded(words))
-        if args.command == "completion":
-            print(completion(args.shell, _parser(list(_COMMANDS))), end="")
-            return 0
-        return int(importlib.import_module(_COMMANDS[args.command][0]).run(args))
+        code = _run(list(sys.argv[1:] if argv is None else argv))
     except NaiadError as error:
         say_error(error)
-        return 1
+        code = 1
     except KeyboardInterrupt:
-        return 130
+        code = 130
+    except OSError as error:
+        if error.errno not in _WRITES:
+            raise
+        return _say_lost(error)
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        return _say_lost(error)
+    return code
+
+
+def _run(words: list[str]) -> int:
+    args = _parser(words).parse_args(_expanded(words))
+    if args.command == "completion":
+        print(completion(args.shell, _parser(list(_COMMANDS))), end="")
+        return 0
+    return int(importlib.import_module(_COMMANDS[args.command][0]).run(args))
+
+
+def _say_lost(error: OSError) -> int:
+    """Say that the output can not be written, unless its reader has gone; return the exit code."""
+    # Python would try again at exit, and report it.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if not isinstance(error, BrokenPipeError):
+        say_error(StartupError(f"the output can not be written: {error.strerror}"))
+    return 1
 
 
 def _expanded(words: list[str]) -> list[str]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from naiad.errors import ConfigError, StartupError
+from naiad.small_file import read_settings
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -73,7 +74,7 @@ def _key(action: argparse.Action) -> str:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(read_settings(path).decode("utf-8"))
     except OSError as error:
         raise StartupError(f"--config {path} can not be read: {error.strerror}") from None
     except ValueError as error:

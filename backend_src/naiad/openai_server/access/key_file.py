@@ -29,6 +29,7 @@ import msgspec
 from msgspec import Meta
 
 from naiad.errors import ConfigError, StartupError
+from naiad.small_file import read_private_file
 
 OPTION = "--api-keys"
 # The largest number is the lowest priority that the engine knows.
@@ -145,9 +146,7 @@ def write_key_file(path: Path, keys: Sequence[Key]) -> None:
 
 def _json(path: Path, file: str) -> Any:
     try:
-        with path.open("rb") as opened:
-            mode = stat.S_IMODE(os.fstat(opened.fileno()).st_mode)
-            raw = opened.read()
+        raw, mode = read_private_file(path)
     except OSError as error:
         raise StartupError(f"{file}: it can not be read: {error.strerror}") from None
     if mode & (stat.S_IWGRP | stat.S_IWOTH):

@@ -18,7 +18,9 @@ _UNAVAILABLE = re.compile(
     r"maximum queue size|try again|shutting down|is stopping|server stopped|does not answer"
     r"|not started within|unavailable|not ready|unknown model|failed to (?:connect|start)|stub process"
 )
-_INVALID = re.compile(r"expected|at most|is not supported|is required|unknown parameter|no token is possible")
+_INVALID = re.compile(
+    r"expected|at most|is not supported|is required|unknown parameter|no token is possible|is refused"
+)
 # How gRPC's library tells, with another status than UNAVAILABLE, that a connection has ended.
 _CONNECTION_ENDED = re.compile(
     r"stream removed|socket closed|connection reset|broken pipe|goaway|rst_stream|transport"

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,6 +33,9 @@ _LOOK_S = 1.0
 _CALL_TIMEOUT_S = 5.0
 # What a server answers whose list of models needs a key.
 _RESTRICTED = "restricted"
+# What a server answers that lists its models for nobody, and how these are called where no names are given.
+_UNIMPLEMENTED = "StatusCode.UNIMPLEMENTED"
+_USUAL_NAMES = ("ensemble", "text")
 _CHANNEL = [
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),
@@ -108,7 +111,7 @@ class RemoteModels:
         self._models: dict[str, RemoteModel | None] = {}
         self._names = ModelNames()
         self._is_away = True
-        self._was_refused = False
+        self._was_refused = self._has_told_names = False
 
     async def watch(self) -> None:
         """Look for models for ever."""
@@ -173,15 +176,32 @@ class RemoteModels:
             await self._client.close()
 
     async def _ready_names(self, client: InferenceServerClient) -> set[str]:
-        index = await client.get_model_repository_index(
-            headers=dict(self._server.control_headers), client_timeout=_CALL_TIMEOUT_S
-        )
         wanted = self._server.model_names
+        try:
+            index = await client.get_model_repository_index(
+                headers=dict(self._server.control_headers), client_timeout=_CALL_TIMEOUT_S
+            )
+        except InferenceServerException as error:
+            if error.status() != _UNIMPLEMENTED:
+                raise
+            return await self._ready_among(client, wanted or _USUAL_NAMES)
         return {
             each.name
             for each in index.models
             if each.state == "READY" and (not wanted or each.name in wanted)
         }
+
+    async def _ready_among(self, client: InferenceServerClient, names: Sequence[str]) -> set[str]:
+        """Which of these serve, for a server that lists its models for nobody, such as one behind a gate."""
+        if not self._has_told_names:
+            self._has_told_names = True
+            logger.info(
+                "%s does not list its models: it is asked for %s%s",
+                self._server.url,
+                ", ".join(names),
+                "" if self._server.model_names else "; others are named with --model",
+            )
+        return {each for each in names if await client.is_model_ready(each, client_timeout=_CALL_TIMEOUT_S)}
 
     def _note_refusal(self, message: str) -> None:
         """Say once if the server lists its models only for those who have a key."""
