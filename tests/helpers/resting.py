@@ -1,22 +1,17 @@
-"""What a server that several tests share must be like after each of their files."""
+"""What a server that several tests share must be like after each of their tests."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import psutil
 
-from helpers.prometheus import read_page
-from helpers.server import Server, eventually, gone
+from helpers.server import Server, comes_to_nothing, gone
 from naiad.cli.serve.shared_memory import mapped_regions
 
-# What runs, waits or holds blocks.
-BUSY = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc")
 # Connections that clients leave open, and what a process opens when it first needs it.
 MORE_DESCRIPTORS = 24
-_REST_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,18 +38,13 @@ class Resting:
     def check(self) -> None:
         """Assert that it has come to rest, and that its processes live and hold no more than before."""
         assert not self.gone(), f"these processes have ended: {self.gone()}"
-        _comes_to_nothing(self.busy)
-        _comes_to_nothing(self.grown)
+        self.server.rest()
+        comes_to_nothing(self.grown)
         assert _regions(self.num_descriptors) == self.regions
 
     def gone(self) -> list[psutil.Process]:
         """The processes that have ended."""
         return [each for each in self.num_descriptors if gone([each])]
-
-    def busy(self) -> dict[str, float]:
-        """What runs, waits or is held."""
-        page = read_page(self.server.metrics_text())
-        return {name: sum(page.values(name)) for name in BUSY if sum(page.values(name))}
 
     def grown(self) -> dict[str, tuple[int, int]]:
         """Descriptors before and now of the processes that have many more."""
@@ -64,11 +54,3 @@ class Resting:
 
 def _regions(processes: Mapping[psutil.Process, int]) -> set[str]:
     return mapped_regions([each.pid for each in processes])
-
-
-def _comes_to_nothing(read: Callable[[], dict[str, Any]]) -> None:
-    try:
-        eventually(lambda: not read(), _REST_S)
-    except AssertionError:
-        found = read()
-        raise AssertionError(f"a server without requests still has {found}") from None

@@ -14,6 +14,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,6 +23,9 @@ import psutil
 NAIAD = (sys.executable, "-m", "naiad.cli.main")
 SETTLED_S = 1.0
 Read = TypeVar("Read")
+# What runs, waits or holds blocks.
+BUSY = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc")
+REST_S = 60.0
 READY = re.compile(r"ready: http=(\S+) grpc=(\S+) metrics=(\S+)(?: openai=(\S+))?")
 
 
@@ -35,6 +39,7 @@ class Server:
     metrics: str = ""
     openai: str = ""
     lines: list[str] = field(default_factory=list)
+    asked_to_stop: bool = False
 
     def stop(self, timeout_s: float = 60) -> int:
         """Send SIGTERM; return the exit code."""
@@ -43,6 +48,7 @@ class Server:
 
     def ask_to_stop(self) -> None:
         """Send SIGTERM if the server runs."""
+        self.asked_to_stop = True
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
 
@@ -87,6 +93,23 @@ class Server:
         ends = [line for line in lines if line.startswith("vllm:request_success_total{")]
         return sum(float(line.rsplit(" ", 1)[1]) for line in ends if 'finished_reason="abort"' in line)
 
+    def busy(self) -> dict[str, float]:
+        """What runs, waits or is held, over all models; nothing if the server does not serve now."""
+        try:
+            lines = self.metrics_text().splitlines()
+        except (OSError, HTTPException):
+            return {}
+        found: dict[str, float] = {}
+        for line in lines:
+            name = line.partition("{")[0]
+            if name in BUSY and (value := float(line.rsplit(" ", 1)[1])):
+                found[name] = found.get(name, 0.0) + value
+        return found
+
+    def rest(self) -> None:
+        """Wait until nothing runs, waits or holds blocks; it is an error if that does not happen."""
+        comes_to_nothing(self.busy)
+
     def processes(self, word: str) -> list[psutil.Process]:
         """Live descendants with this word in their command line."""
         found = []
@@ -97,6 +120,16 @@ class Server:
             except psutil.NoSuchProcess:
                 continue
         return found
+
+
+# Those that `start_repository` has started in this process.
+_started: list[Server] = []
+
+
+def live_servers() -> list[Server]:
+    """The servers that tests have started and not asked to stop, as long as they run."""
+    _started[:] = [each for each in _started if not each.asked_to_stop and each.process.poll() is None]
+    return list(_started)
 
 
 class Leaving:
@@ -110,9 +143,12 @@ class Leaving:
         self._servers: list[Server] = []
 
     def take(self, server: Server) -> None:
-        """Ask it to stop."""
-        server.ask_to_stop()
+        """See that nothing is left of its requests, and ask it to stop."""
         self._servers.append(server)
+        try:
+            server.rest()
+        finally:
+            server.ask_to_stop()
 
     def check(self) -> None:
         """Wait for all of them; each must have stopped with exit code 0."""
@@ -158,6 +194,7 @@ def start_repository(
         raise
     if not server.grpc:
         raise AssertionError("naiad serve ended:\n" + "\n".join(server.lines))
+    _started.append(server)
     return server
 
 
@@ -200,6 +237,21 @@ def eventually(condition: Callable[[], bool], timeout_s: float = 30) -> float:
             raise AssertionError(f"did not happen within {timeout_s} s")
         time.sleep(0.01)
     return time.monotonic() - start
+
+
+def comes_to_nothing(read: Callable[[], dict[str, Any]]) -> None:
+    """Wait until what is read is empty; otherwise the error has what was found last."""
+    found: dict[str, Any] = {}
+
+    def is_empty() -> bool:
+        nonlocal found
+        found = read()
+        return not found
+
+    try:
+        eventually(is_empty, REST_S)
+    except AssertionError:
+        raise AssertionError(f"a server without requests still has {found}") from None
 
 
 def settled(read: Callable[[], Read]) -> Read:

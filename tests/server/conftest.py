@@ -7,7 +7,7 @@ import pytest
 
 from helpers.preset_server import add_excluding, add_padded, write_presets
 from helpers.resting import Resting
-from helpers.server import Leaving, Server, running, start_server
+from helpers.server import Leaving, Server, live_servers, running, start_server
 from helpers.tiny_repository import create_repository, tiny_checkpoint
 
 # Room for 130,000 tokens of a tiny model.
@@ -23,25 +23,33 @@ def leaving() -> Iterator[Leaving]:
 
 
 @pytest.fixture(scope="session")
-def shared() -> list[Resting]:
-    """The servers that several files of tests share, once they have started."""
-    return []
+def shared() -> dict[str, Resting]:
+    """The servers that several files of tests share, once they have started, by their fixtures' names."""
+    return {}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def shared_servers_rest(shared: list[Resting]) -> Iterator[None]:
-    """After each file of tests: whatever its requests were, nothing is left of them."""
+@pytest.fixture(autouse=True)
+def servers_rest(request: pytest.FixtureRequest, shared: dict[str, Resting]) -> Iterator[None]:
+    """After each test: whatever its requests were, nothing is left of them.
+
+    Of the servers that several files share, those that the test has used are looked at as a whole. All that
+    other tests have started are looked at for what runs, waits or holds blocks.
+    """
     yield
-    for each in shared:
-        each.check()
+    for name, resting in shared.items():
+        if name in request.fixturenames:
+            resting.check()
+    for server in live_servers():
+        if not any(server is resting.server for resting in shared.values()):
+            server.rest()
 
 
 @pytest.fixture(scope="session")
-def server(default_model_dir: Path, leaving: Leaving, shared: list[Resting]) -> Iterator[Server]:
+def server(default_model_dir: Path, leaving: Leaving, shared: dict[str, Resting]) -> Iterator[Server]:
     """The default model in float32, shared by the tests that do not change its state."""
     options = ("--dtype", "float32", "--max-model-len", "2048", "--max-num-batched-tokens", "0")
     started = start_server(default_model_dir, *options)
-    shared.append(Resting.of(started))
+    shared["server"] = Resting.of(started)
     yield started
     leaving.take(started)
 
@@ -53,18 +61,18 @@ def tiny_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def tiny(tiny_dir: Path, leaving: Leaving, shared: list[Resting]) -> Iterator[Server]:
+def tiny(tiny_dir: Path, leaving: Leaving, shared: dict[str, Resting]) -> Iterator[Server]:
     """A tiny model in float32, shared by tests that do not change its state and need no sensible text."""
     options = ("--kv-cache-bytes", ROOMY)
     create_repository(tiny_dir.parent / "repository", tiny_dir, *options)
     with running(leaving, tiny_dir.parent / "repository") as server:
-        shared.append(Resting.of(server))
+        shared["tiny"] = Resting.of(server)
         yield server
 
 
 @pytest.fixture(scope="session")
 def presets(
-    tmp_path_factory: pytest.TempPathFactory, leaving: Leaving, shared: list[Resting]
+    tmp_path_factory: pytest.TempPathFactory, leaving: Leaving, shared: dict[str, Resting]
 ) -> Iterator[Server]:
     """Tiny models of every preset in one server; see `helpers.preset_server`."""
     folder = tmp_path_factory.mktemp("presets")
@@ -72,7 +80,7 @@ def presets(
     add_padded(repository)
     add_excluding(repository)
     with running(leaving, repository) as server:
-        shared.append(Resting.of(server))
+        shared["presets"] = Resting.of(server)
         yield server
 
 
