@@ -40,12 +40,33 @@ class Outcome:
             r["text_output"].reshape(-1)[0] for r in self.responses if "text_output" in r
         ).decode()
 
+    def take(self, message: Any) -> None:
+        """Add a message of the stream."""
+        response = message.infer_response
+        if message.error_message:
+            self.errors.append(message.error_message)
+        if response.parameters["triton_final_response"].bool_param:
+            self.num_finals += 1
+        if response.outputs:
+            result = triton.InferResult(response)
+            self.responses.append({o.name: result.as_numpy(o.name) for o in response.outputs})
+
 
 class Stream:
     """One request on a stream of its own."""
 
-    def __init__(self, url: str, model: str, inputs: dict[str, Any], **request: Any) -> None:
-        """Send the request; `request` may have request_id, model_version, parameters and timeout."""
+    def __init__(
+        self, url: str, model: str, inputs: dict[str, Any], deadline_s: float | None = None, **request: Any
+    ) -> None:
+        """Send the request.
+
+        Args:
+            url: HOST:PORT of the server.
+            model: its model.
+            inputs: its tensors.
+            deadline_s: after how many seconds the client gives up; None: never.
+            request: may have request_id, model_version, parameters and timeout.
+        """
         self._channel = grpc.insecure_channel(url)
         stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
         self._sent: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -53,7 +74,7 @@ class Stream:
         self._sent.put(None)
         self.outcome = Outcome()
         self.got_response = threading.Event()
-        self._call = stub.ModelStreamInfer(iter(self._sent.get, None))
+        self._call = stub.ModelStreamInfer(iter(self._sent.get, None), timeout=deadline_s)
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
@@ -76,20 +97,42 @@ class Stream:
     def _read(self) -> None:
         try:
             for message in self._call:
-                self._take(message)
+                self.outcome.take(message)
                 self.got_response.set()
         except grpc.RpcError as error:
             self.outcome.call_error = str(error.code())
 
-    def _take(self, message: Any) -> None:
-        response = message.infer_response
-        if message.error_message:
-            self.outcome.errors.append(message.error_message)
-        if response.parameters["triton_final_response"].bool_param:
-            self.outcome.num_finals += 1
-        if response.outputs:
-            result = triton.InferResult(response)
-            self.outcome.responses.append({o.name: result.as_numpy(o.name) for o in response.outputs})
+
+class SharedStream:
+    """Several requests on one stream, each with an id of its own, from which its answers are told."""
+
+    def __init__(self, url: str, requests: dict[str, tuple[str, dict[str, Any]]]) -> None:
+        """Send the requests: id → model and inputs."""
+        self._channel = grpc.insecure_channel(url)
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+        self.outcomes = {request_id: Outcome() for request_id in requests}
+        self.call_error = ""
+        self._sent: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        for request_id, (model, inputs) in requests.items():
+            self._sent.put(build_request(model, inputs, request_id=request_id))
+        self._call = stub.ModelStreamInfer(iter(self._sent.get, None))
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def join(self, timeout_s: float = 120) -> dict[str, Outcome]:
+        """Send no more, and wait until the server has ended the stream; return what each request got."""
+        self._sent.put(None)
+        self._reader.join(timeout_s)
+        assert not self._reader.is_alive(), "the stream did not end"
+        self._channel.close()
+        return self.outcomes
+
+    def _read(self) -> None:
+        try:
+            for message in self._call:
+                self.outcomes[message.infer_response.id].take(message)
+        except grpc.RpcError as error:
+            self.call_error = str(error.code())
 
 
 def build_request(model: str, inputs: dict[str, Any], **request: Any) -> Any:

@@ -11,7 +11,7 @@ import time
 import numpy as np
 import pytest
 
-from helpers.raw_grpc import ENDLESS, Stream, ask, llm_inputs, text_inputs
+from helpers.raw_grpc import ENDLESS, SharedStream, Stream, ask, llm_inputs, text_inputs
 from helpers.server import Server, eventually
 
 LONG = [5 + i % 300 for i in range(1900)]
@@ -86,6 +86,44 @@ def test_stop_by_request_id_ends_with_cancelled_and_no_error(tiny: Server, asked
         assert (outcome.errors, outcome.num_finals) == ([], 1)
         assert outcome.responses[-1]["finish_reason"].item() == b"cancelled"
     assert other.join().num_finals == 1
+    free_again(tiny)
+
+
+def test_one_of_ten_requests_of_a_stream_is_stopped_and_the_others_end_whole(tiny: Server) -> None:
+    inputs = text_inputs("Once upon a time", 200, ignore_eos=True, return_finish_reason=True)
+    alone = ask(tiny.grpc, "ensemble", inputs).text
+    others = {f"other-{number}": ("ensemble", inputs) for number in range(9)}
+    stopped = ("ensemble", inputs | {"max_tokens": ENDLESS})
+    stream = SharedStream(tiny.grpc, others | {"stop-one-of-ten": stopped})
+    eventually(lambda: all(outcome.responses for outcome in stream.outcomes.values()))
+    stop = ask(tiny.grpc, "llm", llm_inputs([1], 1, stop=True), request_id="stop-one-of-ten")
+    assert (stop.errors, stop.num_finals) == ([], 1)
+    eventually(lambda: all(outcome.num_finals for outcome in stream.outcomes.values()))
+    outcomes = stream.join()
+    assert stream.call_error == ""
+    assert {(len(outcome.errors), outcome.num_finals) for outcome in outcomes.values()} == {(0, 1)}
+    cancelled = outcomes.pop("stop-one-of-ten")
+    assert cancelled.responses[-1]["finish_reason"].item() == b"cancelled"
+    reasons = {outcome.responses[-1]["finish_reason"].item() for outcome in outcomes.values()}
+    assert (len(outcomes), reasons) == (9, {b"length"})
+    assert {outcome.text for outcome in outcomes.values()} == {alone}
+    free_again(tiny)
+
+
+def test_a_deadline_of_the_client_takes_its_request_out_of_the_queue(tiny: Server) -> None:
+    busy = [Stream(tiny.grpc, "llm", llm_inputs([5], ENDLESS, ignore_eos=True)) for _ in range(32)]
+    eventually(lambda: tiny.metric("nv_trt_llm_request_metrics", request_type="scheduled") == 32, 60)
+    inputs = {"llm": llm_inputs([1, 2, 3], 50)} | dict.fromkeys(("ensemble", "text"), text_inputs("Once", 50))
+    queued = [Stream(tiny.grpc, model, its, deadline_s=5) for model, its in inputs.items()]
+    eventually(lambda: tiny.metric("nv_trt_llm_request_metrics", request_type="waiting") == len(queued))
+    outcomes = [stream.join() for stream in queued]
+    assert {outcome.call_error for outcome in outcomes} == {"StatusCode.DEADLINE_EXCEEDED"}
+    assert [outcome.responses for outcome in outcomes] == [[], [], []]
+    eventually(lambda: tiny.metric("nv_trt_llm_request_metrics", request_type="waiting") == 0)
+    assert tiny.metric("nv_trt_llm_request_metrics", request_type="active") == 32
+    assert not any(stream.has_ended for stream in busy)
+    for stream in busy:
+        stream.cancel()
     free_again(tiny)
 
 
