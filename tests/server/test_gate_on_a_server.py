@@ -15,6 +15,7 @@ from typing import Any
 
 import grpc
 import numpy as np
+import psutil
 import pytest
 import tritonclient.http as triton_http
 from tritonclient.grpc import service_pb2_grpc
@@ -54,6 +55,24 @@ def beside(server: Server) -> Server:
 
 def tritonserver(server: Server) -> Any:
     return next(each for each in server.processes("--model-repository") if each.name() == "tritonserver")
+
+
+def port_of(address: str) -> int:
+    """The port of HOST:PORT or of a URL."""
+    found = re.search(r":(\d+)(?:/|$)", address)
+    assert found, address
+    return int(found[1])
+
+
+def listeners(server: Server) -> set[tuple[str, int]]:
+    """Host and port of every socket of all processes that takes TCP connections or datagrams."""
+    first = psutil.Process(server.process.pid)
+    return {
+        (connection.laddr.ip.removeprefix("::ffff:"), connection.laddr.port)
+        for each in [first, *first.children(recursive=True)]
+        for connection in each.net_connections("inet")
+        if connection.status == "LISTEN" or connection.type == socket.SOCK_DGRAM
+    }
 
 
 def still_serves(gated: Gated, before: int) -> None:
@@ -244,7 +263,12 @@ def test_the_server_listens_on_loopback_alone_and_the_gate_stops_with_it(
     tmp_path: Path, tiny_dir: Path, leaving: Leaving
 ) -> None:
     create_repository(tmp_path / "repository", tiny_dir)
-    with running(leaving, tmp_path / "repository", "--host", "0.0.0.0") as server:
+    with running(leaving, tmp_path / "repository", "--host", "0.0.0.0", "--openai-port", "0") as server:
+        found = listeners(server)
+        # Only what clients are told is open to others; the host of the OpenAI API is an option of its own.
+        exposed = {port for host, port in found if host != "127.0.0.1"}
+        assert exposed == {port_of(each) for each in (server.http, server.grpc, server.metrics)}
+        assert ("127.0.0.1", port_of(server.openai)) in found
         hosts = {
             connection.laddr.ip.removeprefix("::ffff:")
             for connection in tritonserver(server).net_connections()
