@@ -153,6 +153,8 @@ REFUSALS: dict[str, tuple[dict[str, Any], int, str]] = {
     "unknown field": ({"temprature": 1}, 400, "temprature"),
     "wrong type": ({"temperature": "hot"}, 400, "temperature"),
     "boolean for a number": ({"max_tokens": True}, 400, "max_tokens"),
+    "text for a whole number": ({"max_tokens": "10"}, 400, "max_tokens"),
+    "fraction for a whole number": ({"max_tokens": 1.5}, 400, "max_tokens"),
     "out of bounds": ({"temperature": -1}, 400, "temperature"),
     "too many choices": ({"n": 17}, 400, "n"),
     "tools": ({"tools": [{"type": "function"}]}, 400, "tools"),

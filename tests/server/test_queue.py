@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from helpers.openai_api import post
+from helpers.openai_api import COMPLETIONS, post
 from helpers.raw_grpc import ENDLESS, Stream, ask, llm_inputs, text_inputs
 from helpers.served import WAYS, ask_by, served
 from helpers.server import Leaving, Server, eventually, start_server
@@ -91,6 +91,17 @@ def test_a_full_queue_refuses_until_there_is_room(narrow: Server, way: str) -> N
     assert "the queue is full" in ask_by(narrow, way, "Hello").error
     end(narrow, streams)
     served(narrow, way, "Hello")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_full_queue_says_to_openai_clients_when_to_come_back(narrow: Server, stream: bool) -> None:
+    streams = [*fill_slots(narrow), *[ask_long(narrow) for _ in range(QUEUE)]]
+    eventually(lambda: gauge(narrow, "waiting") == QUEUE)
+    body = {"model": "checkpoint", "prompt": "Hello", "max_tokens": 1, "stream": stream}
+    status, headers, raw = post(narrow, COMPLETIONS, body)
+    assert (status, headers["retry-after"] in ("1", "2", "3")) == (503, True), raw
+    assert "the queue is full" in json.loads(raw)["error"]["message"]
+    end(narrow, streams)
 
 
 @pytest.mark.parametrize("way", WAYS)

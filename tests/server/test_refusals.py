@@ -142,9 +142,11 @@ def test_chunks_of_several_rows_are_refused_by_the_detokenizer(server: Server) -
 
 
 def test_wrong_dtype_and_missing_tensor_are_named(server: Server) -> None:
-    wrong = ask(server.grpc, "ensemble", text_inputs("Hello", 5) | {"max_tokens": 5.0})
+    for value in (1.5, 5.0, "10"):
+        wrong = ask(server.grpc, "ensemble", text_inputs("Hello", 5) | {"max_tokens": value})
+        assert (len(wrong.errors), wrong.responses) == (1, [])
+        assert "max_tokens" in wrong.errors[0]
     missing = ask(server.grpc, "ensemble", without(text_inputs("Hello", 5), "max_tokens"))
-    assert "max_tokens" in wrong.errors[0]
     assert "max_tokens is missing" in missing.errors[0]
 
 
@@ -170,6 +172,19 @@ def test_http_refusal_is_a_clear_400(server: Server) -> None:
     assert status == 400
     assert "top_p = 1.5" in text
     assert "/" not in text.split("top_p", 1)[1]
+
+
+@pytest.mark.parametrize("model", ["ensemble", "text"])
+@pytest.mark.parametrize("value", ["ten", "10", 1.5])
+def test_triton_refuses_http_max_tokens_that_are_no_whole_number(
+    server: Server, model: str, value: str | float
+) -> None:
+    """Its own JSON reader does, before any model sees the request; it does not name the field."""
+    num_before = server.metric("nv_inference_request_failure", model=model)
+    status, text = server.post(f"/v2/models/{model}/generate", {"text_input": "a", "max_tokens": value})
+    assert (status, "as signed-integer" in text) == (500, True), text
+    assert server.metric("nv_inference_request_failure", model=model) == num_before
+    assert ask(server.grpc, model, text_inputs("Hello", 2)).errors == []
 
 
 def test_a_forged_text_context_harms_nobody(tiny: Server) -> None:
