@@ -132,7 +132,7 @@ def test_unloading_gives_everything_back_and_loading_serves_again(controlled: Co
         assert len(held) == 4
         controlled.unload()
         eventually(lambda: controlled.stubs() == controlled.engines() == [], 30)
-        # `naiad serve` has given the place to nobody while the server unloaded, and removes it a moment later.
+        # `naiad serve` gave the place to nobody while the server unloaded, and removes it a moment later.
         eventually(lambda: controlled.files() == set())
         eventually(functools.partial(are_unmapped, held))
         assert "nv_trt_llm_request_metrics{" not in controlled.server.metrics_text()
