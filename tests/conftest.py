@@ -28,6 +28,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--mixes", type=int, default=200, help="number of random mixes, tests/faults/test_mixes.py"
     )
     parser.addoption("--first-mix", type=int, default=0, help="seed of the first of them")
+    faults = "only the tests of this row of the sixty faults in docs/reliability.md; may be repeated"
+    parser.addoption("--fault", type=int, action="append", default=[], metavar="N", help=faults)
     parser.addoption("--native-flags", default="", help="of the compiler of the native kernels, after others")
 
 
@@ -44,11 +46,16 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ.pop("LD_PRELOAD", None)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Put files with slow tests first, so that no worker begins the longest one at the end.
 
     What shows asserts of the product is skipped where Python leaves them out.
     """
+    if config.option.fault:
+        from helpers.fault_rows import fault_rows
+
+        wanted = {path for number in config.option.fault for path in fault_rows()[number]}
+        items[:] = [item for item in items if item.path in wanted]
     for item in items:
         if not __debug__ and item.get_closest_marker("asserts"):
             item.add_marker(pytest.mark.skip(reason="python -O leaves out asserts"))
