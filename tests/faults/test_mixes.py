@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -212,6 +213,25 @@ def test_a_wrong_end_at_a_loss_is_found(
     found = Reply([{"output_ids": token_ids}], [error] if error else [], num_finals=1)
     with pytest.raises(AssertionError):
         check_reply(asked, found, alone, meets)
+
+
+@pytest.mark.parametrize(("token_ids", "is_right"), [([], True), ([7, 8], True), ([7, 1], False)])
+def test_rows_of_a_request_that_ends_before_another_row_is_refused(
+    token_ids: list[int], is_right: bool
+) -> None:
+    """Without an engine."""
+    rows: tuple[dict[str, Any], ...] = ({"input_ids": [5], "seed": 1}, {"input_ids": [6], "seed": 2})
+    asked = Asked(0, Door.LLM, rows, timeout_us=30_000)
+    refused = Reply(errors=[("INVALID_ARG", "no token is possible for this request")], num_finals=1)
+    row = Reply([{"output_ids": [7, 8, 9], "finish_reason": ["length"]}], num_finals=1)
+    responses = [
+        {"output_ids": ids, "finish_reason": ["timeout"], "batch_index": [index]}
+        for index, ids in enumerate((token_ids, []))
+    ]
+    found = Reply(responses, num_finals=1)
+    assert found.answers().keys() == {(0, 0), (1, 0)}
+    with nullcontext() if is_right else pytest.raises(AssertionError, match="no beginning"):
+        check_reply(asked, found, refused, row_alone=lambda number: (row, refused)[number])
 
 
 def test_a_lost_block_is_found(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

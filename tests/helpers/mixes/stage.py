@@ -167,6 +167,10 @@ class Bench:
             (self._replies[key],) = Stage(self, settings).run((asked,))
         return self._replies[key]
 
+    def row_alone(self, asked: Asked, settings: Settings, row: int) -> Reply:
+        """The reply to one row of a request alone."""
+        return self.alone(replace(asked, rows=(asked.rows[row],)), settings)
+
     def close(self) -> None:
         for grammars in self._grammars.values():
             grammars.close()
@@ -182,7 +186,9 @@ def run_mix(bench: Bench, mix: Mix) -> Stage:
     replies = stage.run(mix.requests, mix.kill)
     for number, (asked, reply) in enumerate(zip(mix.requests, replies, strict=True)):
         try:
-            check_reply(asked, reply, bench.alone(asked, mix.settings), stage.meets[number])
+            alone = bench.alone(asked, mix.settings)
+            row_alone = partial(bench.row_alone, asked, mix.settings)
+            check_reply(asked, reply, alone, stage.meets[number], row_alone)
         except AssertionError as error:
             raise AssertionError(f"request {number}: {error}") from None
     return stage
