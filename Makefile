@@ -14,7 +14,7 @@ TORCH_TESTS := $(addprefix tests/,engine engine_process kv_cache model_runner mo
 CPP := $(wildcard kernels/naiad_kernels/native/src/*.h kernels/naiad_kernels/native/src/*.cpp tests/native/driver/*.cpp perf/peers/*.c)
 REQUIREMENTS := requirements/torch.txt requirements/lock.txt requirements/server.txt
 
-.PHONY: serve deploy-envoy deploy-haproxy deploy-vllm-router deploy-sglang-router test test-all test-deploy sanitize test-gpu memcheck-gpu test-clients fuzz fuzz-readers audit bench-gpu bench-peers check generated install lock \
+.PHONY: serve deploy-envoy deploy-haproxy deploy-vllm-router deploy-sglang-router test test-all test-deploy sanitize test-gpu memcheck-gpu test-clients fault fuzz fuzz-readers audit bench-gpu bench-peers check generated install lock \
 	lock-deploy lock-peers lock-clients lock-quantize clean
 
 serve: .venv/.installed
@@ -74,6 +74,10 @@ memcheck-gpu: .venv/.installed
 	@command -v compute-sanitizer >/dev/null || { echo "naiad: error: compute-sanitizer is not on PATH: install the CUDA toolkit" >&2; exit 1; }
 	PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck --padding 4096 --error-exitcode 1 \
 		$(BIN)/python -m pytest -m gpu -k "not captured" $(or $(ARGS),tests/kernels)
+
+# The tests of one of the sixty faults in docs/reliability.md: make fault N=22.
+fault: .venv/.installed
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --fault $(N) $(ARGS)
 
 # Random mixes of requests through all doors, each compared with what it gets alone. ARGS="--first-mix 10000"
 # goes on with others; a mix that fails is printed as short as it can be.
