@@ -217,7 +217,7 @@ def test_a_server_that_takes_no_new_connections_is_silent() -> None:
         failure = connection_failure(address, 0.2)
         assert failure is not None
         assert failure.is_silence
-        assert "no new connections" in failure.reason
+        assert "not answer new connections" in failure.reason
     assert connection_failure(address, 0.2) is not None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -62,3 +63,12 @@ def test_versions_have_their_own(tmp_path: Path) -> None:
     for place in places:
         place.give_up()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_time_to_come_is_of_before_the_machine_was_started(places: tuple[Place, Place]) -> None:
+    old, new = places
+    later_s = time.monotonic() + 1000
+    new.take(later_s)
+    assert not old.is_lost(5.0)
+    old.take(5.0)
+    assert new.is_lost(4.0)

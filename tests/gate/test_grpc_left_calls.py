@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import pytest
 from tritonclient.grpc import service_pb2
@@ -28,6 +29,7 @@ from naiad.gate import grpc_door, grpc_left_calls
 from naiad.gate import http2_frames as http2
 from naiad.gate.grpc_framing import framed
 from naiad.gate.grpc_status import Status
+from naiad.gate.limits import Limits
 
 ERROR = framed(service_pb2.ModelStreamInferResponse(error_message="no such model").SerializeToString())
 GOOD_ANSWER = framed(
@@ -53,6 +55,11 @@ async def asked(setting: FrameSetting, settings: dict[int, int] | None = None) -
     server = await setting.server()
     await server.frame(http2.DATA)
     return client, server
+
+
+async def wait_for(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0.01)
 
 
 async def is_half_closed(server: Wire) -> None:
@@ -216,5 +223,99 @@ def test_the_deadline_of_a_unary_call_is_sent_on() -> None:
         )
         fields, _, _ = await request_of(await setting.server())
         assert ("grpc-timeout", "3S") in fields
+
+    run(work)
+
+
+@pytest.mark.parametrize("is_before", [False, True])
+def test_a_client_that_makes_its_window_smaller_as_it_leaves_takes_no_room_away(is_before: bool) -> None:
+    async def work(setting: FrameSetting) -> None:
+        client, server = await asked(setting)
+        smaller = http2.settings({http2.INITIAL_WINDOW_SIZE: 0})
+        client.send(smaller + RESET if is_before else RESET + smaller)
+        # What the server may send of the stream.
+        window, has_ended = http2.DEFAULT_WINDOW, False
+        while window < grpc_left_calls.ROOM_BYTES or not has_ended or window == http2.DEFAULT_WINDOW:
+            each = await server.any_frame()
+            if each.kind == http2.SETTINGS and not each.flags & http2.ACK and each.payload:
+                window -= http2.DEFAULT_WINDOW - int.from_bytes(each.payload[2:6], "big")
+            elif each.kind == http2.WINDOW_UPDATE and each.stream_id == 1:
+                window += int.from_bytes(each.payload, "big")
+            elif each.kind == http2.DATA:
+                has_ended = True
+        assert window == grpc_left_calls.ROOM_BYTES
+        server.send(headers(1, ANSWER_HEAD), data(1, ERROR))
+        await stays(server)
+        server.send(TRAILERS)
+
+    run(work)
+
+
+def test_a_call_that_is_left_counts_until_it_is_over_but_its_request_is_dropped() -> None:
+    async def work(setting: FrameSetting) -> None:
+        client, server = await asked(setting)
+        server.send(headers(1, ANSWER_HEAD), data(1, ERROR))
+        await client.frame(http2.DATA)
+        client.send(http2.data_frames(1, framed(bytes(50_000))[:40_000]))
+        await wait_for(lambda: setting.door._num_held_bytes >= 40_000)
+        (connection,) = setting.door._connections
+        (left,) = connection._calls._open.values()
+        client.writer.transport.abort()
+        await is_half_closed(server)
+        assert (setting.door._num_calls, setting.door._num_held_bytes, left.num_bytes) == (1, 0, 0)
+        server.send(TRAILERS)
+        await wait_for(lambda: setting.door._num_calls == 0)
+
+    run(work)
+
+
+def test_calls_that_are_left_take_the_place_of_others() -> None:
+    async def work(setting: FrameSetting) -> None:
+        client, server = await asked(setting)
+        server.send(headers(1, ANSWER_HEAD), data(1, ERROR))
+        await client.frame(http2.DATA)
+        client.send(RESET, call(3, STREAM, GOOD))
+        status, text = await client.status(3)
+        assert (status, "at most 1 calls" in text) == (Status.RESOURCE_EXHAUSTED, True)
+        server.send(TRAILERS)
+        await wait_for(lambda: setting.door._num_calls == 0)
+        client.send(call(5, STREAM, GOOD))
+        await is_half_closed(server)
+        assert (await request_of(server))[2] == 3
+
+    run(work, Limits(max_connections=1))
+
+
+def test_an_error_that_another_call_has_taken_the_room_of_is_waited_for() -> None:
+    async def work(setting: FrameSetting) -> None:
+        client = await setting.connect()
+        client.send(call(1, STREAM, GOOD, ends=False), call(3, STREAM, GOOD, ends=False))
+        server = await setting.server()
+        assert [(await server.frame()).kind for _ in range(4)] == [http2.HEADERS, http2.DATA] * 2
+        client.send(http2.rst_stream(3, http2.CANCEL))
+        assert (await server.frame())[:3] == (http2.DATA, http2.END_STREAM, 3)
+        # The other one's answer takes the whole window of the connection.
+        server.send(headers(1, ANSWER_HEAD))
+        for _ in range(4):
+            server.send(data(1, bytes(http2.DEFAULT_WINDOW // 4)))
+        update = await server.frame(http2.WINDOW_UPDATE, http2.RST_STREAM)
+        assert update[:3] == (http2.WINDOW_UPDATE, 0, 0), "it was reset before it had room"
+        server.send(headers(3, ANSWER_HEAD), data(3, ERROR))
+        await stays(server)
+        server.send(headers(3, OK, ends=True))
+
+    run(work)
+
+
+def test_a_call_that_waits_for_room_begins_when_one_that_was_left_is_over() -> None:
+    async def work(setting: FrameSetting) -> None:
+        client = await setting.connect()
+        client.send(call(1, STREAM, GOOD, ends=False))
+        server = await setting.server({http2.MAX_CONCURRENT_STREAMS: 1})
+        await server.frame(http2.DATA)
+        client.send(RESET, call(3, STREAM, GOOD))
+        await is_half_closed(server)
+        frames = {(await server.frame())[:3] for _ in range(2)}
+        assert frames == {(http2.RST_STREAM, 0, 1), (http2.HEADERS, http2.END_HEADERS, 3)}
 
     run(work)

@@ -179,7 +179,7 @@ async def a_frame_door(limits: Limits | None = None) -> AsyncIterator[FrameSetti
             wire.writer.close()
         listener.close()
         for _ in range(500):
-            if not door._connections:
+            if not door._connections and not door._num_calls:
                 break
             await asyncio.sleep(0.01)
     assert (len(door._connections), door._num_calls) == (0, 0)

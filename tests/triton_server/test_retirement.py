@@ -67,7 +67,8 @@ def test_one_that_rests_stays(world: World) -> None:
 
 def test_one_that_was_replaced_leaves_once_when_it_has_rested(world: World) -> None:
     world.go_on(10, asked_every_s=1)
-    world.later.take(world.now_s + 0.1)
+    world.go_on(0.5)
+    world.later.take(world.now_s)
     world.go_on(RETIRE_AFTER_S - 3)
     assert world.num_left == 0
     world.go_on(6)

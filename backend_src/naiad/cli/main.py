@@ -45,11 +45,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         code = 130
     except OSError as error:
-        if error.errno not in _WRITES:
+        if error.errno not in _WRITES or error.filename is not None:
             raise
         return _say_lost(error)
     try:
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except OSError as error:
         return _say_lost(error)
     return code
@@ -66,7 +67,8 @@ def _run(words: list[str]) -> int:
 def _say_lost(error: OSError) -> int:
     """Say that the output can not be written, unless its reader has gone; return the exit code."""
     # Python would try again at exit, and report it.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if sys.stdout is not None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if not isinstance(error, BrokenPipeError):
         say_error(StartupError(f"the output can not be written: {error.strerror}"))
     return 1

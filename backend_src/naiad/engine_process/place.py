@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 
@@ -56,5 +57,8 @@ class Place:
         try:
             number, asked_s = self._path.read_text(encoding="ascii").split()
         except FileNotFoundError:
+            return None, 0.0
+        if float(asked_s) > time.monotonic():
+            # Of before this machine was started.
             return None, 0.0
         return int(number), float(asked_s)

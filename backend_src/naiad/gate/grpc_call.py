@@ -47,6 +47,7 @@ class Call:
             until the client takes it; empty: none waits.
         kept: frames of the answer that the client does not take yet.
         num_kept: bytes in them.
+        is_left: whether its client has left, and the server is to end it.
     """
 
     __slots__ = (
@@ -64,6 +65,7 @@ class Call:
         "has_server_ended",
         "head",
         "id",
+        "is_left",
         "kept",
         "message",
         "num_held",
@@ -103,6 +105,7 @@ class Call:
         self._asked_at_part = _NEVER
         self.has_answer_head = self.has_server_answered = self.has_server_ended = False
         self.error = bytearray()
+        self.is_left = False
         self.kept: deque[Frame] = deque()
         self.num_kept = 0
 
@@ -149,6 +152,12 @@ class Call:
         if self._asked_at_part == _NEVER:
             return limits.head_s
         return None if self._asked_at_part == self.num_parts else limits.body_s
+
+    def drop_request(self) -> None:
+        """Hold nothing of the request any more."""
+        self.request.drop()
+        self.message = None
+        self.unsent.clear()
 
     def keep(self, each: Frame) -> None:
         """Keep a frame of the answer behind the others."""

@@ -93,7 +93,8 @@ class Calls:
 
     def begin(self, stream_id: int, fields: Fields, *, ends: bool) -> None:
         """Take the head of a new call; `ends`: nothing follows it."""
-        if self.is_leaving or len(self._open) >= MAX_CALLS:
+        num_left = 0 if self._upstream is None else self._upstream.num_left
+        if self.is_leaving or len(self._open) + num_left >= MAX_CALLS:
             self._reset(stream_id, http2.REFUSED_STREAM)
             return
         try:
@@ -185,7 +186,7 @@ class Calls:
             call.window.change(initial_window_change)
             call.window.server += initial_window_change
         if self._upstream is not None:
-            self._upstream.write(http2.settings(self._peer.settings))
+            self._upstream.settings_changed(initial_window_change)
         for call in calls:
             self._use_window(call)
 
@@ -285,6 +286,11 @@ class Calls:
             self._peer.write(http2.rst_stream(call.id, http2.NO_ERROR))
         self.forget(call)
 
+    def left_call_over(self) -> None:
+        """See `grpc_upstream.Calls`."""
+        self._door.call_ended()
+        self.start_waiting()
+
     def server_leaves(self) -> None:
         """See `grpc_upstream.Calls`."""
         self._has_server_left = True
@@ -325,7 +331,8 @@ class Calls:
         self._requests.drop(call)
         self._answers.drop(call)
         self._door.hold(-call.num_held, -call.num_held_inflated)
-        self._door.call_ended()
+        if not call.is_left:
+            self._door.call_ended()
         if self._upstream is not None:
             self._upstream.regulate()
         self.start_waiting()

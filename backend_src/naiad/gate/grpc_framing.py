@@ -57,6 +57,10 @@ class MessageReader:
         self._last_s = now_s
         self._received += data
 
+    def drop(self) -> None:
+        """Forget what has come."""
+        self._received.clear()
+
     @property
     def is_ready(self) -> bool:
         """Whether the next message has come, or so much of it that it is refused."""

@@ -29,7 +29,11 @@ class LeftCalls:
     """The streams, by the numbers that they have at the server."""
 
     def __init__(
-        self, window: AnswerWindow, write: Callable[[bytes], None], is_reading: Callable[[], bool]
+        self,
+        window: AnswerWindow,
+        write: Callable[[bytes], None],
+        is_reading: Callable[[], bool],
+        note_over: Callable[[], None],
     ) -> None:
         """Set up.
 
@@ -37,11 +41,15 @@ class LeftCalls:
             window: what the server may send on the connection.
             write: sends frames to the server, at once.
             is_reading: whether what the server sends is being read.
+            note_over: called when one of them is over.
         """
         self._window = window
         self._write = write
         self._is_reading = is_reading
+        self._note_over = note_over
         self._calls: dict[int, Call] = {}
+        # Those that could not say anything for some time before they were last looked at.
+        self._unheard: set[int] = set()
 
     def __len__(self) -> int:
         """Return how many there are."""
@@ -49,10 +57,12 @@ class LeftCalls:
 
     def add(self, call: Call) -> None:
         """Half-close a stream, and let the server say what it has to say."""
+        call.is_left = True
         self._calls[call.upstream_id] = call
         for each in call.kept:
             if each.kind == http2.DATA:
                 call.boundary.follow(each.payload, 0, len(each.payload))
+        call.drop_request()
         if not call.has_sent_all:
             call.has_sent_all = True
             self._write(http2.frame(http2.DATA, http2.END_STREAM, call.upstream_id))
@@ -73,15 +83,32 @@ class LeftCalls:
         else:
             self._make_room(call)
 
+    def settings_changed(self, initial_window_change: int) -> None:
+        """The server has been told of another window for all streams, these among them."""
+        for call in self._calls.values():
+            call.window.server += initial_window_change
+            self._make_room(call)
+
     def end(self, stream_id: int) -> None:
         """The server has ended a stream."""
-        self._calls.pop(stream_id, None)
+        if self._calls.pop(stream_id, None) is not None:
+            self._unheard.discard(stream_id)
+            self._note_over()
 
-    def _make_room(self, call: Call) -> None:
+    def end_all(self) -> None:
+        """The server is gone."""
+        for stream_id in [*self._calls]:
+            self.end(stream_id)
+
+    def _make_room(self, call: Call) -> bool:
+        """Let the server say something; return whether it could before."""
+        had_room = True
         for stream_id, window in ((call.upstream_id, call.window), (0, self._window)):
             if window.server < ROOM_BYTES // 2:
+                had_room = False
                 self._write(http2.window_update(stream_id, ROOM_BYTES - window.server))
                 window.server = ROOM_BYTES
+        return had_room
 
     def _look_in(self, seconds: float, stream_id: int) -> None:
         asyncio.get_running_loop().call_later(seconds, self._look, stream_id)
@@ -91,8 +118,13 @@ class LeftCalls:
         if call is None or call.boundary.first_byte == _ERROR_BEGINS:
             # The server ends it when the last of its requests has been answered.
             return
-        if not self._is_reading():
+        is_heard = self._is_reading() and self._make_room(call)
+        if not is_heard or stream_id in self._unheard:
+            self._unheard.discard(stream_id)
+            if not is_heard:
+                self._unheard.add(stream_id)
             self._look_in(_UNANSWERED_GRACE_S, stream_id)
             return
         del self._calls[stream_id]
         self._write(http2.rst_stream(stream_id, http2.CANCEL))
+        self._note_over()

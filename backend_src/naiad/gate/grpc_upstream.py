@@ -49,6 +49,9 @@ class Calls(Protocol):
     def forget(self, call: Call) -> None:
         """A call is over, and its client knows."""
 
+    def left_call_over(self) -> None:
+        """A call that its client has left is over at the server."""
+
     def server_leaves(self) -> None:
         """The server takes no more calls by this connection."""
 
@@ -78,7 +81,7 @@ class GRPCUpstream(asyncio.BufferedProtocol):
         self._unread = bytearray()
         self._unsent: list[bytes] = []
         self._open: dict[int, Call] = {}
-        self._left = LeftCalls(client.window, self._write_now, lambda: self._may_read)
+        self._left = LeftCalls(client.window, self._write_now, lambda: self._may_read, calls.left_call_over)
         self._has_client_left = False
         self._next_id = 1
         self._window = self._initial_window = http2.DEFAULT_WINDOW
@@ -103,6 +106,17 @@ class GRPCUpstream(asyncio.BufferedProtocol):
     def is_open(self) -> bool:
         """Whether the server is there."""
         return self._transport is not None and not self._transport.is_closing()
+
+    @property
+    def num_left(self) -> int:
+        """Calls that the client has left and the server has not ended."""
+        return len(self._left)
+
+    def settings_changed(self, initial_window_change: int) -> None:
+        """Tell the server what the client takes of answers from now on."""
+        self.write(http2.settings(self._client.settings))
+        self.flush()
+        self._left.settings_changed(initial_window_change)
 
     @property
     def has_room(self) -> bool:
@@ -245,6 +259,7 @@ class GRPCUpstream(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection has ended."""
         self._unsent.clear()
+        self._left.end_all()
         if not self._has_client_left:
             self._client.resume()
         self._calls.upstream_lost(self)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import http.client
 import re
 import urllib.request
 from collections.abc import Callable, Iterable, Sequence
@@ -45,8 +47,12 @@ def connection_failure(address: str, timeout_s: float) -> ProbeFailure | None:
     try:
         with urllib.request.urlopen(f"http://{address}/v2/health/live", timeout=timeout_s):
             return None
-    except OSError as error:
-        return ProbeFailure(f"the server takes no new connections ({error})", is_silence=True)
+    except (OSError, http.client.HTTPException) as error:
+        reason = getattr(error, "reason", error)
+        if getattr(reason, "errno", None) in (errno.EMFILE, errno.ENFILE):
+            # It is this process that has no descriptors.
+            return None
+        return ProbeFailure(f"the server does not answer new connections ({error})", is_silence=True)
 
 
 class Prober:

@@ -11,7 +11,7 @@ PERIOD_S = 2.0
 _RETRY_S = 0.5
 _ERRORS_UNTIL_DEAD = 2
 # A model may be slow for a long time although every process is alive, for example a tokenizer with a queue
-# of long texts, so about a minute of unanswered probes is needed. Probes are counted instead of seconds
+# of long texts, so about 40 s of unanswered probes is needed. Probes are counted instead of seconds
 # because the machine may have been suspended.
 _SILENCES_UNTIL_DEAD = 17
 

@@ -50,7 +50,8 @@ class LocalModels:
         self._served_as: dict[_Key, str] = {}
         self._names = ModelNames()
         self._has_looked = False
-        self._owners: set[_Key] = set()
+        # Models whose engine is there or is being started again.
+        self._present: set[_Key] = set()
         self._closed: list[LocalModel] = []
 
     async def watch(self) -> None:
@@ -62,7 +63,8 @@ class LocalModels:
     async def look(self) -> None:
         """Look once: connect to new engines, and leave those whose server is gone."""
         loop = asyncio.get_running_loop()
-        found, self._owners, claimed = await loop.run_in_executor(self._pool, self._engines)
+        found, owners, claimed = await loop.run_in_executor(self._pool, self._engines)
+        self._present = found | owners
         for key in found - self._models.keys():
             pools = (self._pool, self._loader)
             self._models[key] = LocalModel(*key, loop, *pools, self._families, self._make_recorder)
@@ -101,7 +103,7 @@ class LocalModels:
         """
         named = self.by_name()
         # The name of a model is its engine's to tell, and a server that has just started has not heard it.
-        knows_all = self._has_looked and self._served_as.keys() >= self._models.keys() | self._owners
+        knows_all = self._has_looked and self._served_as.keys() >= self._present
         return self._names.choose(named, name, knows_all=knows_all)
 
     def expected(self) -> list[str]:
