@@ -117,6 +117,18 @@ def test_a_stream_that_goes_on_is_reset(is_answered: bool) -> None:
     run(work)
 
 
+def test_a_stream_without_a_message_is_reset_at_once() -> None:
+    async def work(setting: FrameSetting) -> None:
+        client = await setting.connect()
+        client.send(headers(1, head_fields(STREAM)), data(1, framed(GOOD)[:7]))
+        server = await setting.server()
+        await server.frame(http2.HEADERS)
+        client.send(RESET)
+        await is_reset(server)
+
+    run(work)
+
+
 def test_a_stream_whose_client_has_ended_it_is_not_ended_again() -> None:
     async def work(setting: FrameSetting) -> None:
         client, server = await asked(setting)

@@ -134,6 +134,11 @@ class Call:
         self._asked_at_part = self.num_parts
         self.quiet_since_s = now_s
 
+    @property
+    def has_asked(self) -> bool:
+        """Whether a message of a stream has passed."""
+        return self._asked_at_part != _NEVER
+
     def note_parts(self, now_s: float) -> None:
         """See whether something of the answer has come since the last time."""
         if self.num_parts != self._num_parts_then:
@@ -149,7 +154,7 @@ class Call:
         """
         if self.request.since_s is not None or self.message is not None or self.has_client_ended:
             return None
-        if self._asked_at_part == _NEVER:
+        if not self.has_asked:
             return limits.head_s
         return None if self._asked_at_part == self.num_parts else limits.body_s
 

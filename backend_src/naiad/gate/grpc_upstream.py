@@ -187,7 +187,7 @@ class GRPCUpstream(asyncio.BufferedProtocol):
         """End a call; what still comes of it is dropped."""
         if self._open.pop(call.upstream_id, None) is None:
             return
-        if call.is_stream:
+        if call.is_stream and call.has_asked:
             self._left.add(call)
         else:
             self.write(http2.rst_stream(call.upstream_id, http2.CANCEL))
