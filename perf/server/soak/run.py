@@ -18,6 +18,7 @@ from perf.server.load import openai_model
 from perf.server.serve_process import Served
 from perf.server.soak.judge import DISTURBANCES, RELOAD, Disturbance, Judge, Trial
 from perf.server.soak.memory import (
+    ENGINE,
     Sample,
     role_of,
     samples_of,
@@ -35,6 +36,7 @@ _LOAD_MODEL = "/inference.GRPCInferenceService/RepositoryModelLoad"
 _SAMPLE_S = 10.0
 _END_S = 120.0
 _WELL_S = 240.0
+_ONE_ENGINE_S = 90.0
 # Load before a kill, so that there is something to cut off.
 _LOADED_S = 10.0
 _MAX_LIVE = 64
@@ -165,6 +167,8 @@ class Soak:
         else:
             _kill(self._server.pid, kind)
         await self._until_well(kind)
+        if kind == RELOAD:
+            await self._until_one_engine()
         disturbance.ended_s = self.now_s
         loading.cancel()
         with contextlib.suppress(asyncio.CancelledError):
@@ -189,12 +193,30 @@ class Soak:
                     )
                 await asyncio.sleep(0.5)
 
+    async def _until_one_engine(self) -> None:
+        """Wait until the old process has given up its engine, and with it the counts of the server."""
+        end_s = self.now_s + _ONE_ENGINE_S
+        while await asyncio.to_thread(_num_processes, self._server.pid, ENGINE) > 1:
+            if self.now_s > end_s:
+                self.judge.tell(f"{_ONE_ENGINE_S:g} s after the reload the old process still has its engine")
+                return
+            await asyncio.sleep(0.5)
+
     async def _watch(self) -> None:
         while True:
             at_s = self.now_s
             self.samples += await asyncio.to_thread(lambda: list(samples_of(self._server.pid, self.now_s)))
             self.shared_mb.append((at_s / 3600, shared_memory_mb()))
             await asyncio.sleep(_SAMPLE_S)
+
+
+def _num_processes(pid: int, role: str) -> int:
+    """How many processes of this role are below `naiad serve`."""
+    num = 0
+    for process in psutil.Process(pid).children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            num += role_of(process) == role
+    return num
 
 
 def _kill(pid: int, role: str) -> None:
