@@ -15,6 +15,7 @@ from naiad_client.generation import Answer, Chunk, Generation
 from naiad_client.wire import TensorValue, checked_values
 
 _DATA = b"data:"
+_MAX_SHOWN = 200
 
 _Value = TypeVar("_Value", str, int)
 
@@ -29,12 +30,17 @@ class HTTPDoor:
             ValueError: the url has no host, or its port is none.
         """
         parts = urlsplit(url)
+        expected = "expected HOST:PORT, http://HOST:PORT or https://HOST:PORT"
         if not parts.hostname or parts.query or parts.fragment:
-            raise ValueError(f"url = {url!r}: expected HOST:PORT, http://HOST:PORT or https://HOST:PORT")
+            raise ValueError(f"url = {url!r}: {expected}")
+        try:
+            port = parts.port
+        except ValueError as error:
+            raise ValueError(f"url = {url!r}: {error}: {expected}") from None
         self.url = url
         kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
         self._kind: type[http.client.HTTPConnection] = kind
-        self._host, self._port, self._path = parts.hostname, parts.port, parts.path.rstrip("/")
+        self._host, self._port, self._path = parts.hostname, port, parts.path.rstrip("/")
 
     def start(self, model: str, tensors: Mapping[str, TensorValue | None], request_id: str) -> Generation:
         """Send a request.
@@ -71,7 +77,7 @@ def read_answers(connection: http.client.HTTPConnection, url: str) -> Iterator[A
                 if line.startswith(_DATA):
                     yield _chunk(json.loads(line.removeprefix(_DATA))), False
     except (OSError, http.client.HTTPException, OverflowError, ValueError) as error:
-        words = str(error) or type(error).__name__
+        words = _shown(str(error)) or type(error).__name__
         raise ServerError(f"{url} does not answer as Triton's HTTP endpoint does: {words}") from None
 
 
@@ -105,10 +111,17 @@ def _value(event: dict[str, Any], name: str, default: _Value) -> _Value:
 
 
 def _message(body: bytes, otherwise: str) -> str:
+    """What the server says: an object or an event with `error`, which has a `message` in OpenAI's API."""
     try:
-        return str(json.loads(body)["error"])
+        error = json.loads(body.strip().removeprefix(_DATA))["error"]
+        return str(error["message"] if isinstance(error, dict) else error)
     except (ValueError, KeyError, TypeError):
         return otherwise
+
+
+def _shown(text: str) -> str:
+    """A text of a server that speaks in another way, such as frames of HTTP/2."""
+    return "".join(each if each.isprintable() else "�" for each in text[:_MAX_SHOWN])
 
 
 def _stop(connection: http.client.HTTPConnection) -> None:

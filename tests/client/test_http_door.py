@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.server
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -19,6 +20,7 @@ class Endpoint:
 
     def __init__(self) -> None:
         self.status = 200
+        self.is_event = False
         self.events: list[dict[str, Any]] = []
         self.asked: list[tuple[str, dict[str, Any]]] = []
         self.goes_on_for_ever = False
@@ -42,7 +44,7 @@ class Endpoint:
     def answer(self, handler: http.server.BaseHTTPRequestHandler) -> None:
         handler.send_response(self.status)
         if self.status != 200:
-            body = json.dumps(self.events[0]).encode()
+            body = b"data: " * self.is_event + json.dumps(self.events[0]).encode()
             handler.send_header("Content-Length", str(len(body)))
             handler.end_headers()
             handler.wfile.write(body)
@@ -93,6 +95,37 @@ def test_a_refusal_has_the_servers_message(endpoint: Endpoint) -> None:
     endpoint.status, endpoint.events = 400, [{"error": "the prompt is empty"}]
     with Client(endpoint.url) as client, pytest.raises(ServerError, match=r"^the prompt is empty$"):
         list(client.generate(""))
+
+
+@pytest.mark.parametrize("form", ["event", "OpenAI's"])
+def test_a_refusal_in_another_form_has_the_servers_message(endpoint: Endpoint, form: str) -> None:
+    endpoint.status, endpoint.is_event = 400, form == "event"
+    endpoint.events = [{"error": "it is wrong" if form == "event" else {"message": "it is wrong"}}]
+    with Client(endpoint.url) as client, pytest.raises(ServerError, match=r"^it is wrong$"):
+        list(client.generate(""))
+
+
+def test_what_is_no_http_is_shown_as_letters() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer() -> None:
+            connection, _ = listener.accept()
+            connection.sendall(b"\0\0\x12\x04\0\0\0\0\0\x1b[31m" * 40 + b"\n")
+            connection.recv(1 << 16)
+            connection.close()
+
+        threading.Thread(target=answer, daemon=True).start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        with Client(url) as client, pytest.raises(ServerError) as told:
+            list(client.generate("?"))
+    assert "does not answer as Triton's HTTP endpoint does" in str(told.value)
+    assert str(told.value).isprintable()
+    assert len(str(told.value)) < 400
+
+
+def test_a_port_that_is_none_is_refused_with_the_url() -> None:
+    with pytest.raises(ValueError, match=r"url = 'http://a:99999': .*expected HOST:PORT"):
+        Client("http://a:99999")
 
 
 def test_an_error_within_a_stream_ends_it(endpoint: Endpoint) -> None:
