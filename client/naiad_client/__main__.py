@@ -39,7 +39,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
     except OSError as error:
         # Without this, Python would report the output again at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if sys.stdout is not None:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         # If its reader is gone, nobody wants to know.
         if not isinstance(error, BrokenPipeError):
             print(f"error: {error.strerror or error}", file=sys.stderr)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 import shutil
 import subprocess
 import sys
@@ -196,8 +195,9 @@ def test_fish_completes(
 
 @pytest.mark.parametrize("words", ["key a", "serve --print-config", "completion bash"])
 def test_output_that_can_not_be_written_is_told_in_a_line(words: str) -> None:
-    command = f"{shlex.quote(sys.executable)} -m naiad.cli.main {words} >/dev/full"
-    done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-m", "naiad.cli.main", *words.split()]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     told = "naiad: error: the output can not be written: No space left on device\n"
     assert done.returncode == 1
     assert done.stderr.endswith(told)

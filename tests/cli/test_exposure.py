@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 
 import pytest
 
 from naiad.cli.main import main
+from naiad.cli.serve.exposure import warn_if_exposed
 from naiad.gate.__main__ import parse
 
 ANYWHERE = "0.0.0.0"
@@ -43,6 +45,18 @@ def test_the_bundled_server_is_not_exposed_by_accident(capsys: pytest.CaptureFix
     line = last_line(capsys, *EXPOSED, "--gate", "off")
     assert "--gate = 'off': expected on, or --i-accept-known-holes with it" in line
     assert ANYWHERE in line
+
+
+@pytest.mark.parametrize("is_gated", [False, True])
+def test_an_address_that_others_can_reach_is_told(is_gated: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    args = argparse.Namespace(host=ANYWHERE, api_keys=None, model_control_mode="none")
+    warn_if_exposed(args, is_bundled=False, is_gated=is_gated)
+    said = capsys.readouterr().err
+    assert ANYWHERE in said
+    assert ("The gate checks what they send" in said) == is_gated
+    args.host = "127.0.0.2"
+    warn_if_exposed(args, is_bundled=False, is_gated=is_gated)
+    assert capsys.readouterr().err == ""
 
 
 def test_the_gates_own_options() -> None:

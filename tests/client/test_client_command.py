@@ -3,7 +3,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import shlex
 import struct
 import subprocess
 import sys
@@ -95,19 +94,20 @@ def test_command_ends_quietly_when_its_reader_is_gone(server: FakeServer) -> Non
 
 
 @pytest.mark.parametrize(
-    ("redirection", "message"),
+    ("word", "redirection", "message"),
     [
-        ("? >/dev/full", "error: No space left on device\n"),
-        ("- <&-", "error: there is no standard input to read\n"),
-        ("--chat <&-", "error: there is no standard input to read\n"),
+        ("?", ">/dev/full", "error: No space left on device\n"),
+        ("-", "<&-", "error: there is no standard input to read\n"),
+        ("--chat", "<&-", "error: there is no standard input to read\n"),
     ],
 )
 def test_output_and_input_that_are_not_there_are_told_in_a_line(
-    server: FakeServer, redirection: str, message: str
+    server: FakeServer, word: str, redirection: str, message: str
 ) -> None:
     server.answer = words("a")
-    command = f"{shlex.quote(sys.executable)} -m naiad_client --url {server.url} {redirection}"
-    done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-m", "naiad_client", "--url", server.url, word]
+    redirected = ["sh", "-c", f'exec "$@" {redirection}', "sh", *command]
+    done = subprocess.run(redirected, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (1, message)
 
 

@@ -263,9 +263,11 @@ def test_the_server_listens_on_loopback_alone_and_the_gate_stops_with_it(
     tmp_path: Path, tiny_dir: Path, leaving: Leaving
 ) -> None:
     create_repository(tmp_path / "repository", tiny_dir)
-    with running(leaving, tmp_path / "repository", "--host", "0.0.0.0", "--openai-port", "0") as server:
+    # An address of loopback that nothing has by itself stands for one that others can reach.
+    options = ("--host", "127.0.0.2", "--gate", "on", "--openai-port", "0")
+    with running(leaving, tmp_path / "repository", *options) as server:
         found = listeners(server)
-        # Only what clients are told is open to others; the host of the OpenAI API is an option of its own.
+        # Only what clients are told has that address; the host of the OpenAI API is an option of its own.
         exposed = {port for host, port in found if host != "127.0.0.1"}
         assert exposed == {port_of(each) for each in (server.http, server.grpc, server.metrics)}
         assert ("127.0.0.1", port_of(server.openai)) in found
@@ -277,7 +279,6 @@ def test_the_server_listens_on_loopback_alone_and_the_gate_stops_with_it(
         assert hosts == {"127.0.0.1"}
         (gate,) = server.processes("naiad.gate")
         assert served(server, "generate_stream", "Once", max_tokens=3).pieces
-        assert any("The gate checks what they send" in line for line in server.lines)
         assert server.stop() == 0
         assert gone([gate])
 

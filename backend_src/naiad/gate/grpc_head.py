@@ -62,8 +62,10 @@ class GRPCHead:
 
     def fields(self, authority: str) -> Fields:
         """Return the fields that the server gets."""
-        is_sent = self.timeout is not None and self.kind != "stream"
-        timeout = ((b"grpc-timeout", self.timeout or b""),) if is_sent else ()
+        if self.timeout is None or self.kind == "stream":
+            timeout: Fields = ()
+        else:
+            timeout = ((b"grpc-timeout", self.timeout),)
         return (
             (b":method", b"POST"),
             (b":scheme", b"http"),

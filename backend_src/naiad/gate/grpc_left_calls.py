@@ -119,10 +119,12 @@ class LeftCalls:
             # The server ends it when the last of its requests has been answered.
             return
         is_heard = self._is_reading() and self._make_room(call)
-        if not is_heard or stream_id in self._unheard:
-            self._unheard.discard(stream_id)
-            if not is_heard:
-                self._unheard.add(stream_id)
+        if not is_heard:
+            self._unheard.add(stream_id)
+        if stream_id in self._unheard:
+            # It has one more grace from when it is heard.
+            if is_heard:
+                self._unheard.remove(stream_id)
             self._look_in(_UNANSWERED_GRACE_S, stream_id)
             return
         del self._calls[stream_id]
