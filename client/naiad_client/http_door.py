@@ -16,6 +16,7 @@ from naiad_client.wire import TensorValue, checked_values
 
 _DATA = b"data:"
 _MAX_SHOWN = 200
+_MAX_ERROR_BYTES, _MAX_EVENT_BYTES = 1 << 16, 1 << 24
 
 _Value = TypeVar("_Value", str, int)
 
@@ -72,8 +73,12 @@ def read_answers(connection: http.client.HTTPConnection, url: str) -> Iterator[A
     try:
         with contextlib.closing(connection), connection.getresponse() as response:
             if response.status != http.HTTPStatus.OK:
-                raise ServerError(_message(response.read(), f"status {response.status} of {url}"))
-            for line in response:
+                raise ServerError(
+                    _message(response.read(_MAX_ERROR_BYTES), f"status {response.status} of {url}")
+                )
+            while line := response.readline(_MAX_EVENT_BYTES):
+                if len(line) == _MAX_EVENT_BYTES:
+                    raise ValueError(f"an event is longer than {_MAX_EVENT_BYTES} bytes")
                 if line.startswith(_DATA):
                     yield _chunk(json.loads(line.removeprefix(_DATA))), False
     except (OSError, http.client.HTTPException, OverflowError, ValueError) as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.server
 import json
 import socket
@@ -121,6 +122,30 @@ def test_what_is_no_http_is_shown_as_letters() -> None:
     assert "does not answer as Triton's HTTP endpoint does" in str(told.value)
     assert str(told.value).isprintable()
     assert len(str(told.value)) < 400
+
+
+@pytest.mark.parametrize(
+    ("head", "message"),
+    [(b"400 Bad Request", "status 400 of"), (b"200 OK", "an event is longer than 16777216 bytes")],
+)
+def test_what_a_server_says_without_an_end_is_not_kept(head: bytes, message: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer() -> None:
+            connection, _ = listener.accept()
+            with connection, contextlib.suppress(OSError):
+                connection.recv(1 << 16)
+                connection.sendall(b"HTTP/1.1 " + head + b"\r\n\r\ndata: ")
+                while True:
+                    connection.sendall(b" " * (1 << 16))
+
+        speaker = threading.Thread(target=answer, daemon=True)
+        speaker.start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        with Client(url) as client, pytest.raises(ServerError, match=message):
+            list(client.generate("?"))
+        speaker.join(60)
+        assert not speaker.is_alive()
 
 
 def test_a_port_that_is_none_is_refused_with_the_url() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
+import threading
 import time
 
 import pytest
@@ -91,6 +94,32 @@ def test_a_host_that_can_not_be_one_drops_spans_and_no_more() -> None:
     eventually(lambda: exporter.counts() == {"sent": 0, "dropped": 1})
     assert exporter._thread.is_alive()
     exporter.close()
+
+
+def test_an_answer_without_an_end_is_not_read() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(60)
+        said = threading.Thread(target=_speak_without_end, args=(server,))
+        said.start()
+        exporter = SpanExporter(
+            Collector.parse("endpoint", f"http://127.0.0.1:{server.getsockname()[1]}"), {}, collect_s=0.0
+        )
+        exporter.add([span()])
+        eventually(lambda: exporter.counts() == {"sent": 1, "dropped": 0})
+        exporter.close()
+        said.join(60)
+        assert not said.is_alive()
+
+
+def _speak_without_end(server: socket.socket) -> None:
+    """Answer a client with 200 and a body that ends when the client goes."""
+    client, _ = server.accept()
+    with client, contextlib.suppress(OSError):
+        client.settimeout(60)
+        client.recv(1 << 16)
+        client.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+        while True:
+            client.sendall(bytes(1 << 16))
 
 
 @pytest.mark.parametrize(
