@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import subprocess
@@ -15,7 +16,7 @@ from naiad.errors import StartupError
 
 @pytest.fixture(autouse=True)
 def temporary_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     return tmp_path
 
 
@@ -32,10 +33,10 @@ def test_directory_is_private() -> None:
 
 
 def test_every_process_of_a_server_gets_the_same_directory() -> None:
-    code = "import sys, tempfile; from naiad.engine_process import runtime_directory\n"
-    code += "tempfile.tempdir = sys.argv[1]; print(runtime_directory(int(sys.argv[2])))"
+    code = "import sys; from naiad.engine_process import runtime_directory\n"
+    code += "print(runtime_directory(int(sys.argv[1])))"
     path = runtime_directory(os.getpid())
-    arguments = [sys.executable, "-c", code, str(path.parent), str(os.getpid())]
+    arguments = [sys.executable, "-c", code, str(os.getpid())]
     other = subprocess.run(arguments, capture_output=True, text=True, check=True).stdout.strip()
     assert Path(other) == path
 
@@ -60,10 +61,11 @@ def test_symlink_is_refused(tmp_path: Path) -> None:
         runtime_directory(os.getpid())
 
 
-def test_temporary_directory_that_can_not_be_written_is_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "missing"))
+def test_temporary_directory_that_is_full_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "mkdir", full)
     with pytest.raises(StartupError, match="set TMPDIR"):
         runtime_directory(os.getpid())
 

@@ -7,10 +7,10 @@ import os
 import re
 import shutil
 import stat
-import tempfile
 from pathlib import Path
 
 from naiad.errors import StartupError
+from naiad.temporary import temporary_directory
 
 
 def runtime_directory(server_pid: int) -> Path:
@@ -41,7 +41,7 @@ def runtime_directories_below(pid: int) -> list[Path]:
 
     Anyone may make a directory of such a name, so those that are not private to this user are left out.
     """
-    prefix, parent = _name_prefix(), Path(tempfile.gettempdir())
+    prefix, parent = _name_prefix(), temporary_directory()
     # `glob` takes several times as long where there are many files.
     names = [name for name in os.listdir(parent) if name.startswith(prefix)] if parent.is_dir() else []
     return [
@@ -53,7 +53,7 @@ def runtime_directories_below(pid: int) -> list[Path]:
 
 def runtime_path(server_pid: int) -> Path:
     """The path of the server's runtime directory, which need not exist."""
-    return Path(tempfile.gettempdir()) / f"{_name_prefix()}{server_pid}"
+    return temporary_directory() / f"{_name_prefix()}{server_pid}"
 
 
 def remove_runtime_directory(path: Path) -> None:

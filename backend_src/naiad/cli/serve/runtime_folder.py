@@ -11,6 +11,7 @@ from pathlib import Path
 
 from naiad.cli.serve.shared_memory import REGION_PREFIX, remove_regions_with_prefix
 from naiad.engine_process.file_lock import FileLock
+from naiad.temporary import temporary_directory
 
 _PREFIX = "naiad-serve-"
 _LOCK = "lock"
@@ -19,7 +20,7 @@ _LOCK = "lock"
 @contextlib.contextmanager
 def runtime_folder() -> Iterator[Path]:
     """Make the directory for a `with` block, and first remove what killed processes have left."""
-    _sweep(Path(tempfile.gettempdir()))
+    _sweep(temporary_directory())
     with contextlib.ExitStack() as stack:
         folder, lock = _locked_folder(stack)
         try:
@@ -36,7 +37,9 @@ def region_prefix(folder: Path) -> str:
 
 def _locked_folder(stack: contextlib.ExitStack) -> tuple[Path, FileLock]:
     while True:
-        made = tempfile.TemporaryDirectory(prefix=_PREFIX, ignore_cleanup_errors=True)
+        made = tempfile.TemporaryDirectory(
+            prefix=_PREFIX, dir=temporary_directory(), ignore_cleanup_errors=True
+        )
         folder = Path(stack.enter_context(made))
         lock = FileLock(folder / _LOCK)
         # Another start may sweep the directory in the moment before it is locked.

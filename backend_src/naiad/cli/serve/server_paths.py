@@ -9,6 +9,7 @@ from pathlib import Path
 from naiad.cli.console import say
 from naiad.cli.plain_paths import PLAIN_CHARACTERS, is_plain
 from naiad.errors import StartupError
+from naiad.temporary import temporary_directory
 
 _OTHER_DIRECTORIES = (Path("/tmp"), Path("/var/tmp"), Path("/dev/shm"))
 
@@ -21,7 +22,7 @@ def use_plain_temporary_directory() -> Path:
     Raises:
         StartupError: there is no other one.
     """
-    asked = Path(tempfile.gettempdir())
+    asked = temporary_directory()
     if is_plain(asked):
         return asked
     chosen = next((each for each in _OTHER_DIRECTORIES if os.access(each, os.W_OK | os.X_OK)), None)
