@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from helpers.preset_server import stream
-from helpers.raw_grpc import text_inputs
+from helpers.raw_grpc import ask, text_inputs
 from helpers.server import Leaving, running
 from helpers.tiny_repository import tiny_checkpoint
 
@@ -34,4 +34,8 @@ def test_each_of_its_models_serves_a_request(tmp_path: Path, leaving: Leaving) -
         written = {"text_input": strings(PROMPT), "sampling_parameters": strings(sampling)}
         texts.append(stream(server, "vllm_model", written)["text_output"].item())
         assert texts[0].startswith(PROMPT.encode())
+        fields = text_inputs(PROMPT, 8, ignore_eos=True)
+        streamed = ask(server.grpc, "ensemble", fields)
+        assert PROMPT + streamed.text == texts[0].decode()
+        assert len(streamed.responses) > 1
         assert len(set(texts)) == 1

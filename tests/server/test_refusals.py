@@ -110,6 +110,17 @@ DETOKENIZER_CASES: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"sequence_id": np.array([[1]], dtype=U64)}, {}, "window_ids is missing"),
     ({}, {"surprise": 1}, "unknown parameter 'surprise'"),
     ({"SEQUENCE_LENGTH": [1, 1]}, {}, "SEQUENCE_LENGTH has 2 values for 1 rows"),
+    ({"text_chunk": np.array([[1, 1, 5]])}, {}, "text_chunk does not go with SEQUENCE_LENGTH"),
+    (
+        {"text_chunk": np.array([[1, 2, 5]]), "TOKENS_BATCH": None, "SEQUENCE_LENGTH": None},
+        {},
+        "text_chunk has shape [1, 3] and begins with [1, 2]: expected one row of a sequence id",
+    ),
+    (
+        {"text_chunk": np.array([[1, 1, -5]]), "TOKENS_BATCH": None, "SEQUENCE_LENGTH": None},
+        {},
+        "-5",
+    ),
 ]
 
 
@@ -120,6 +131,7 @@ def test_detokenizer_refuses(
     server: Server, fields: dict[str, Any], parameters: dict[str, Any], message: str
 ) -> None:
     inputs = {"TOKENS_BATCH": np.array([[[504]]], dtype=np.int32), "SEQUENCE_LENGTH": [1]} | fields
+    inputs = {name: value for name, value in inputs.items() if value is not None}
     outcome = ask(server.grpc, "detokenizer", inputs, parameters=parameters)
     assert len(outcome.errors) == 1
     assert message in outcome.errors[0]

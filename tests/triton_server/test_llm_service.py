@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,6 +22,7 @@ from naiad.engine_process import Ack, Instance
 from naiad.errors import UnavailableError, place_of
 from naiad.outputs import EngineStats, RequestOutput
 from naiad.sequence import EngineRequest, FinishReason
+from naiad.triton_server.responses.text_chunk import TextChunk
 from naiad.triton_server.service.llm_service import LLMService
 
 TEXT = b'{"prompt_tail_ids": [7], "num_prompt_chars": 3}'
@@ -160,10 +162,44 @@ def test_late_chunks_travel_together_when_the_window_is_full(harness: Harness) -
     assert len(sender.responses) == 2
     harness.ack(1)
     eventually(lambda: len(sender.responses) == 3)
-    assert sender.responses[2]["output_ids"].tolist() == [[[12, 13, 14]]]
-    assert sender.responses[2]["window_ids"].tolist() == [[11, 12, 13, 14]]
-    # The default: all ids but the new ones have been decoded.
-    assert "num_emitted_tokens" not in sender.responses[2]
+    assert list(sender.responses[2]) == ["text_chunk"]
+    assert TextChunk.read(sender.responses[2]["text_chunk"]) == TextChunk(1, [11, 12, 13, 14], 3)
+
+
+def test_an_acknowledgement_is_wanted_while_the_window_is_full(harness: Harness) -> None:
+    wanted = threading.Event()
+    harness.service.want_acks = wanted.set
+    sender = harness.accept(text_source())
+    for token in (10, 11):
+        harness.say(RequestOutput(1, [token], window_ids=[7]))
+        eventually(lambda n=token - 9: len(sender.responses) == n)
+    let_senders_finish(harness.service)
+    assert not wanted.is_set()
+    assert not harness.service.is_waiting_for_acks
+    harness.say(RequestOutput(1, [12], window_ids=[7]))
+    let_senders_finish(harness.service)
+    assert wanted.is_set()
+    assert harness.service.is_waiting_for_acks
+    harness.ack(1)
+    let_senders_finish(harness.service)
+    assert len(sender.responses) == 3
+    assert not harness.service.is_waiting_for_acks
+
+
+def test_messages_of_the_engine_and_housekeeping_bring_acknowledgements(harness: Harness) -> None:
+    sender = harness.accept(text_source())
+    waiting: list[Ack] = []
+    harness.service.read_acks = lambda: harness.service.take_acks([waiting.pop() for _ in list(waiting)])
+    (stream,) = harness.service.open_streams()
+    for bring in (lambda: harness.say(RequestOutput(1, [11], window_ids=[7])), harness.service.housekeep):
+        harness.say(RequestOutput(1, [10], window_ids=[7]))
+        let_senders_finish(harness.service)
+        waiting.append(Ack(1, stream.rows[0].outstanding, False))
+        bring()
+        let_senders_finish(harness.service)
+        assert waiting == []
+    assert stream.rows[0].outstanding == 0
+    assert len(sender.responses) == 3
 
 
 def test_last_chunk_does_not_wait_for_acknowledgements(harness: Harness) -> None:
@@ -212,7 +248,7 @@ def test_silent_ensemble_stream_is_probed_until_its_client_is_gone(harness: Harn
         return len(sender.responses) == 1
 
     eventually(probed)
-    assert sender.responses[0]["window_ids"].shape == (1, 0)
+    assert TextChunk.read(sender.responses[0]["text_chunk"]) == TextChunk(1, [], 0)
     harness.ack(1, cancelled=True)
     assert harness.engine.aborted == [1]
 

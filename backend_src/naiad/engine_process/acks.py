@@ -121,7 +121,7 @@ class AckRouter:
 
 
 class AckReceiver:
-    """Receives from any number of senders, in the `llm` stub. For one thread."""
+    """Receives from any number of senders, in the `llm` stub. Any thread may call `receive`."""
 
     def __init__(self, path: Path) -> None:
         """Listen at `path`, replacing the socket of a dead receiver.
@@ -137,6 +137,7 @@ class AckReceiver:
         self._connections: dict[int, socket.socket] = {}
         self._arrivals = select.epoll()
         self._arrivals.register(self._listener, select.EPOLLIN)
+        self._lock = threading.Lock()  # held while reading, not while waiting
 
     def fileno(self) -> int:
         """Becomes readable when `receive` would not block; for select, poll or a selector."""
@@ -148,12 +149,14 @@ class AckReceiver:
         Packets that are not acknowledgements are dropped.
         """
         acks: list[Ack] = []
-        for descriptor, _ in self._arrivals.poll(timeout_s):
-            connection = self._connections.get(descriptor)
-            if connection is None:
-                self._accept(acks)
-            else:
-                self._read(connection, acks)
+        arrivals = self._arrivals.poll(timeout_s)
+        with self._lock:
+            for descriptor, _ in arrivals:
+                connection = self._connections.get(descriptor)
+                if connection is None:
+                    self._accept(acks)
+                else:
+                    self._read(connection, acks)
         return acks
 
     def close(self) -> None:

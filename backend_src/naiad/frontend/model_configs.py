@@ -21,7 +21,7 @@ from naiad.frontend.output_tensors import (
 
 DEFAULT_MAX_BATCH_SIZE = 8
 # Inputs that are not optional in TensorRT-LLM's configurations either.
-_REQUIRED_TENSORS = frozenset({"input_lengths", "request_output_len", "TOKENS_BATCH", "SEQUENCE_LENGTH"})
+_REQUIRED_TENSORS = frozenset({"input_lengths", "request_output_len"})
 _ENGINE_MODEL = "llm"
 _LINE_WIDTH = 110
 

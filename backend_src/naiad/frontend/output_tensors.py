@@ -68,9 +68,9 @@ RESPONSE_TENSORS: tuple[OutputTensor, ...] = (
                       "TensorRT-LLM's backend: `[0]` is the text"),
     OutputTensor("output_ids", _INT32, _MATRIX, Path.TO_DETOKENIZER, "TOKENS_BATCH",
                  note="new ids; unstreamed ids begin with the prompt unless it is excluded; with beams "
-                      "[beams, longest], padded with −1"),
+                      "[beams, longest], padded with −1; not with `text_chunk`"),
     OutputTensor("sequence_length", _INT32, _LIST, Path.TO_DETOKENIZER, "SEQUENCE_LENGTH",
-                 note="length of each row of `output_ids`"),
+                 note="length of each row of `output_ids`; not with `text_chunk`"),
     OutputTensor("cum_log_probs", _FP32, _LIST,
                  note="with `return_log_probs`: the sum over all new tokens so far; with beams the scores"),
     OutputTensor("output_log_probs", _FP32, _MATRIX,
@@ -115,11 +115,13 @@ RESPONSE_TENSORS: tuple[OutputTensor, ...] = (
     OutputTensor("top_log_probs", _FP32, _MATRIX, note="with `num_log_probs`"),
     _internal("sequence_id", _UINT64),
     _internal("window_ids", _INT32, _LIST, "the ids that the text depends on, the new ones last"),
-    _internal("num_emitted_tokens", _INT32,
-              note="on the last chunk; in earlier ones all ids but the new ones have been decoded"),
-    _internal("max_chars", _INT32, note="on the last chunk; in earlier ones no text is cut off"),
+    _internal("num_emitted_tokens", _INT32),
+    _internal("max_chars", _INT32),
     _internal("beam_max_chars", _INT32, _LIST),
-    _internal("is_last", _BOOL, note="on the last chunk: true"),
+    _internal("is_last", _BOOL),
+    _internal("text_chunk", _INT64, _LIST,
+              "on every chunk but the last of a sequence, instead of the ids and the internal tensors above: "
+              "the sequence, the number of new ids, and the ids that the text depends on, the new ones last"),
 )  # fmt: skip
 
 

@@ -37,7 +37,7 @@ from naiad.tokenization import Tokenizer, pack_word_list
 from naiad.triton_server.requests.text import TextRequestReader
 from naiad.triton_server.requests.tokenizer import TokenizerReader
 from naiad.triton_server.requests.vllm import VLLMRequestReader
-from naiad.triton_server.responses.detokenizer import chunk_outputs
+from naiad.triton_server.responses.detokenizer import chunk_outputs, text_chunk
 from naiad.triton_server.responses.text import TextWriter
 from naiad.triton_server.responses.vllm import VLLMWriter
 from naiad.triton_server.service.llm_service import LLMService, RequestShape
@@ -236,10 +236,12 @@ class EnsembleDoor(ServiceDoor):
         """Turn a chunk into text, and acknowledge it after a while."""
         _, second, last = self._steps
         outer = {second.output_map[name]: each for name, each in tensors.items() if name in second.output_map}
-        made = chunk_outputs(self.tokenizer.table, _mapped(outer, last.input_map), True)
+        inputs = _mapped(outer, last.input_map)
+        chunk = text_chunk(inputs)
+        made = chunk_outputs(self.tokenizer.table, inputs, chunk, True)
         if made is not None:
             reply.add({last.output_map[name]: each for name, each in made.items() if name in last.output_map})
-        sequence_id = int(tensors["sequence_id"].item())
+        sequence_id = int(tensors["sequence_id"].item()) if chunk is None else chunk.sequence_id
         self._schedule_ack(lambda: self.service.take_acks([Ack(sequence_id, 1, reply.has_left)]))
 
 

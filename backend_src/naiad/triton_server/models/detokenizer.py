@@ -21,7 +21,7 @@ from naiad.tokenization import TokenTable
 from naiad.triton_server.models import pb
 from naiad.triton_server.models.parameters import read_bool
 from naiad.triton_server.requests.tensors import TritonRequest, refuse_unknown_parameters
-from naiad.triton_server.responses.detokenizer import chunk_outputs, is_probe
+from naiad.triton_server.responses.detokenizer import chunk_outputs, is_probe, text_chunk
 from naiad.triton_server.service.check_rounds import CheckRounds
 
 _REQUIRED_OF_A_CHUNK = ("sequence_id", "window_ids")
@@ -66,16 +66,18 @@ class DetokenizerModel:
         try:
             source = TritonRequest(request)
             tensors = source.tensors()
-            if "sequence_id" in tensors and tensors["sequence_id"].size == 1:
-                sequence_id = int(tensors["sequence_id"].item())
-            _check(tensors)
+            chunk = text_chunk(tensors)
+            sequence_id = _sequence_id(tensors) if chunk is None else chunk.sequence_id
+            if chunk is None:
+                _check(tensors)
+            asks = is_probe(tensors) if chunk is None else chunk.is_probe
             # After FINAL the client can not be asked for.
-            if sequence_id is not None and (self._check_rounds.is_due(sequence_id) or is_probe(tensors)):
+            if sequence_id is not None and (self._check_rounds.is_due(sequence_id) or asks):
                 is_cancelled = sender.is_cancelled()
-            if "window_ids" not in tensors:
-                # Chunks with window_ids come from llm, which has checked their parameters already.
+            if sequence_id is None:
+                # Chunks of a sequence come from llm, which has checked their parameters already.
                 refuse_unknown_parameters(source.parameters(), Frontend.LLM, self._forwarded_headers)
-            sender.send(chunk_outputs(self._table, tensors, self._skip_special), final=True)
+            sender.send(chunk_outputs(self._table, tensors, chunk, self._skip_special), final=True)
         except NaiadError as error:
             sender.send_error(error)
         except Exception as error:  # noqa: BLE001 — only this chunk fails
@@ -83,6 +85,12 @@ class DetokenizerModel:
             sender.send_error(InternalError("internal error while detokenizing"))
         if sequence_id is not None:
             self._acks.send(sequence_id, 1, is_cancelled)
+
+
+def _sequence_id(tensors: pb.Tensors) -> int | None:
+    """The sequence that the tokens belong to, if they have one."""
+    sent = tensors.get("sequence_id")
+    return int(sent.item()) if sent is not None and sent.size == 1 else None
 
 
 def _check(tensors: pb.Tensors) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
 from dataclasses import replace
 from typing import Any
 
@@ -28,7 +27,14 @@ from naiad.triton_server.models.parameters import read_bool
 from naiad.triton_server.models.telemetry import make_telemetry
 from naiad.triton_server.requests.llm import read_request
 from naiad.triton_server.requests.tensors import TritonRequest
-from naiad.triton_server.responses.llm import probe_tensors, response_tensors
+from naiad.triton_server.responses.llm import (
+    probe_tensors,
+    response_tensors,
+    short_probe_tensors,
+    short_response_tensors,
+)
+from naiad.triton_server.responses.text_chunk import TEXT_CHUNK
+from naiad.triton_server.service.ack_reader import AckReader
 from naiad.triton_server.service.housekeeper import Housekeeper
 from naiad.triton_server.service.llm_service import LLMService, RequestShape, Telemetry
 from naiad.triton_server.service.retirement import Retirement
@@ -67,9 +73,7 @@ class LLMModel:
 
     def _leave(self) -> None:
         """End the engine and remove its files and the metrics; requests are refused from now on."""
-        self._stopping.set()
         self._housekeeper.stop()
-        self._ack_reader.join(timeout=5)
         self._client.close(_DRAIN_S)
         self._acks.close()
         self._housekeeper.delete_metrics()
@@ -101,7 +105,6 @@ class LLMModel:
             is_decoupled=self._is_decoupled,
         )
         version = args["model_version"]
-        self._stopping = threading.Event()
         self._retirement = Retirement(
             self._instance.place(version) if pb.is_single(args) else None,
             self._leave,
@@ -121,8 +124,6 @@ class LLMModel:
             ),
             self._retirement,
         )
-        self._ack_reader = threading.Thread(target=self._read_acks, name="naiad-acks", daemon=True)
-        self._ack_reader.start()
 
     def _served_name(self) -> str:
         return self._client.info.checkpoint.served_name
@@ -132,10 +133,12 @@ class LLMModel:
         self._client = EngineClient(config, instance.engine_socket, self._take_outputs, self._engine_lost)
         # A model with one response for each request cannot send probes: its rows end without
         # acknowledgements.
+        is_short = TEXT_CHUNK in self._output_order  # not in a config.pbtxt written before it was there
+        build_probe = short_probe_tensors if is_short else probe_tensors
         shape = RequestShape(
             read=read_request,
-            build=response_tensors,
-            build_probe=probe_tensors if self._is_decoupled else None,
+            build=short_response_tensors if is_short else response_tensors,
+            build_probe=build_probe if self._is_decoupled else None,
         )
         self._service = LLMService(
             self._client, pb.log_error, instance.draw_first_id, shape, telemetry=telemetry
@@ -144,17 +147,13 @@ class LLMModel:
         self._client.on_observed = self._service.forwarded.add
         self._client.on_usage = self._service.usage.take
         self._client.start()
-        self._acks = AckReceiver(instance.ack_socket)
+        self._acks = AckReader(AckReceiver(instance.ack_socket), self._service)
 
     def _take_outputs(self, outputs: list[RequestOutput], stats: EngineStats | None) -> None:
         self._service.take_outputs(outputs, stats)
 
     def _engine_lost(self) -> None:
         self._service.engine_lost()
-
-    def _read_acks(self) -> None:
-        while not self._stopping.is_set():
-            self._service.take_acks(self._acks.receive(timeout_s=0.5))
 
 
 def _engine_config(parameters: dict[str, str]) -> EngineConfig:

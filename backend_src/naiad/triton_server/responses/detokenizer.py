@@ -13,20 +13,37 @@ from naiad.errors import InvalidRequestError
 from naiad.frontend.output_tensors import RESPONSE_TENSORS, Path
 from naiad.tokenization import TokenTable, decode, decode_chunk
 from naiad.triton_server.requests.tensors import Array
+from naiad.triton_server.responses.text_chunk import TEXT_CHUNK, TextChunk
 
 _CONSUMED = frozenset(each.detokenizer_name for each in RESPONSE_TENSORS if each.path is Path.TO_DETOKENIZER)
 
 
+def text_chunk(tensors: Mapping[str, Array]) -> TextChunk | None:
+    """Return the chunk that comes as one tensor; None: it comes in others.
+
+    Raises:
+        InvalidRequestError: the tensor is none, or it comes with tensors that it stands for.
+    """
+    if TEXT_CHUNK not in tensors:
+        return None
+    others = sorted(_CONSUMED.intersection(tensors) - {TEXT_CHUNK})
+    if others:
+        raise InvalidRequestError(f"{TEXT_CHUNK} does not go with {others[0]}: expected one of them")
+    return TextChunk.read(tensors[TEXT_CHUNK])
+
+
 def chunk_outputs(
-    table: TokenTable, tensors: Mapping[str, Array], skip_special_tokens: bool
+    table: TokenTable, tensors: Mapping[str, Array], chunk: TextChunk | None, skip_special_tokens: bool
 ) -> dict[str, npt.NDArray[Any]] | None:
     """Return the outputs of the `detokenizer` model for these inputs.
 
     Args:
         table: the checkpoint's tokens.
-        tensors: the inputs. Without `window_ids` each row of TOKENS_BATCH is a text of its own. With it,
-            these may be left out: `num_emitted_tokens`, if the text of the window before the tokens of
-            TOKENS_BATCH has been sent; `max_chars`, if the text is not cut; `is_last`, if more follows.
+        tensors: the inputs. Without a chunk and without `window_ids` each row of TOKENS_BATCH is a text of
+            its own. With `window_ids` these may be left out: `num_emitted_tokens`, if the text of the window
+            before the tokens of TOKENS_BATCH has been sent; `max_chars`, if the text is not cut; `is_last`,
+            if more follows.
+        chunk: the result of `text_chunk` for these inputs.
         skip_special_tokens: whether special tokens produce no text.
 
     Returns:
@@ -36,7 +53,11 @@ def chunk_outputs(
     Raises:
         InvalidRequestError: the tensors do not fit together, or an id is negative.
     """
-    if "window_ids" not in tensors:
+    if chunk is not None:
+        if chunk.is_probe:
+            return None
+        texts = [decode_chunk(table, chunk.ids, chunk.num_before, -1, False, skip_special_tokens)]
+    elif "window_ids" not in tensors:
         rows = split_beams(tensors["TOKENS_BATCH"], tensors["SEQUENCE_LENGTH"])
         texts = [decode(table, row, skip_special_tokens) for row in rows]
     elif is_probe(tensors):

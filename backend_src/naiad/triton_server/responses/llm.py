@@ -10,6 +10,7 @@ import numpy.typing as npt
 from naiad.frontend.chunks import Chunk
 from naiad.triton_server.responses.details import detail_tensors, int32_tensor, padded
 from naiad.triton_server.responses.stream import StreamRow, Tensors
+from naiad.triton_server.responses.text_chunk import TEXT_CHUNK, TextChunk
 
 PADDING_ID = -1
 
@@ -37,6 +38,21 @@ def response_tensors(_row: StreamRow, chunk: Chunk) -> Tensors:
     return tensors
 
 
+def short_response_tensors(row: StreamRow, chunk: Chunk) -> Tensors:
+    """Return the same, but `text_chunk` in place of four tensors if text and further chunks follow."""
+    if chunk.is_last or chunk.request.rows[chunk.row_index].text is None:
+        return response_tensors(row, chunk)
+    output, new_ids = chunk.first, chunk.first.token_ids
+    _check_goes_on(chunk)
+    text_chunk = TextChunk(chunk.sequence_id, output.window_ids + new_ids, len(new_ids))
+    return detail_tensors(chunk) | {TEXT_CHUNK: text_chunk.tensor()}
+
+
+def short_probe_tensors(sequence_id: int) -> Tensors:
+    """Return the same as `probe_tensors` in a `text_chunk`."""
+    return {TEXT_CHUNK: TextChunk(sequence_id, [], 0).tensor()}
+
+
 def probe_tensors(sequence_id: int) -> Tensors:
     """Return an empty chunk: the detokenizer sends nothing, but reports whether the client is still there."""
     return {
@@ -57,8 +73,7 @@ def _text_context(chunk: Chunk) -> Tensors:
     }
     if not chunk.is_last:
         # Each tensor costs time in transit, so those that hold the detokenizer's defaults are left out.
-        assert not is_echoing, "an unstreamed chunk that is not the last"
-        assert not output.is_cut, "a cut chunk that is not the last"
+        _check_goes_on(chunk)
         return tensors
     max_chars = output.num_chars if output.is_cut else -1
     if is_echoing and output.is_cut:
@@ -67,6 +82,11 @@ def _text_context(chunk: Chunk) -> Tensors:
     tensors["max_chars"] = int32_tensor(max_chars)
     tensors["is_last"] = np.array([[True]])
     return tensors
+
+
+def _check_goes_on(chunk: Chunk) -> None:
+    assert not chunk.is_echoing, "an unstreamed chunk that is not the last"
+    assert not chunk.first.is_cut, "a cut chunk that is not the last"
 
 
 def _beam_context(chunk: Chunk) -> Tensors:

@@ -109,6 +109,11 @@ class StreamRow:
             return True
         return is_streaming and self.outstanding < WINDOW
 
+    @property
+    def is_held_back(self) -> bool:
+        """Whether the row has something to send, and its window is full."""
+        return self.pending is not None and self.outstanding >= WINDOW and not self.is_finished
+
 
 @dataclass(slots=True, eq=False)
 class ResponseStream:
@@ -174,6 +179,12 @@ class ResponseStream:
     def is_waiting_for_acks(self) -> bool:
         """Whether the detokenizer has not acknowledged all chunks yet."""
         return any(row.outstanding for row in self.rows)
+
+    @property
+    def is_held_back(self) -> bool:
+        """Whether it would send something now, if the detokenizer had acknowledged more."""
+        has_more = self.error is not None or any(row.is_held_back for row in self.rows)
+        return has_more and self.is_waiting_for_acks and not self.is_closed
 
     @property
     def has_begun(self) -> bool:

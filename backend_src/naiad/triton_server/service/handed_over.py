@@ -31,6 +31,11 @@ class HandedOver:
         if not waits:
             trace.end()
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a trace waits for an acknowledgement."""
+        return bool(self._streams)
+
     def acknowledge(self, sequence_id: int, num_chunks: int) -> None:
         """Take an acknowledgement for a stream that may be kept here."""
         with self._lock:

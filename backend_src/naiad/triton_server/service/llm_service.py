@@ -1,8 +1,8 @@
 """Serves a model's requests, without using Triton: sends rows to the engine and outputs to their streams.
 
-Threads: `accept` runs in Triton's thread, `take_outputs` in the engine client's dispatcher,
-`take_acks` in the acknowledgement reader, and `housekeep` in the housekeeping thread; the sender
-pool sends the streams' responses.
+Threads: `accept` runs in Triton's thread, `take_outputs` in the engine client's dispatcher, and `housekeep`
+in the housekeeping thread; both read acknowledgements, as the acknowledgement reader's own thread does. The
+sender pool sends the streams' responses.
 """
 
 from __future__ import annotations
@@ -128,6 +128,8 @@ class LLMService:
 
     Attributes:
         last_asked_s: when the last request came, in seconds of `time.monotonic`; 0: none has.
+        read_acks: called when acknowledgements that have come should be taken now.
+        want_acks: called when a stream or a trace begins to wait for one.
     """
 
     def __init__(
@@ -169,6 +171,14 @@ class LLMService:
         self.usage = LastingUsage()
         self._pace = StepPace()
         self.last_asked_s = 0.0
+        self.read_acks: Callable[[], None] = lambda: None
+        self.want_acks: Callable[[], None] = lambda: None
+        self._held_back: set[ResponseStream] = set()
+
+    @property
+    def is_waiting_for_acks(self) -> bool:
+        """Whether a stream or a trace can not go on before the next acknowledgement."""
+        return bool(self._held_back) or self._handed_over.is_waiting
 
     @property
     def stats(self) -> EngineStats:
@@ -201,6 +211,7 @@ class LLMService:
 
     def take_outputs(self, outputs: Iterable[RequestOutput], stats: EngineStats | None) -> None:
         """Add each output to its stream; if `stats` is None, the previous stats remain valid."""
+        self.read_acks()
         outputs = list(outputs)
         has_worked = self._has_work
         # Before the stats, so that the observations include every request that the stats count.
@@ -271,6 +282,7 @@ class LLMService:
         Returns:
             Seconds until the next round.
         """
+        self.read_acks()
         now_s = time.monotonic()
         streams = self.open_streams()
         for stream in streams_to_poll(streams, now_s, self._pace.period_s):
@@ -393,6 +405,11 @@ class LLMService:
             # Fails if FINAL has been sent already, or if nothing can be sent.
             with contextlib.suppress(Exception):
                 stream.sender.send_error(said)
+        if stream.is_held_back:
+            self._held_back.add(stream)
+            self.want_acks()
+        else:
+            self._held_back.discard(stream)
         if stream.is_closed:
             self._forget(stream)
 
@@ -407,6 +424,7 @@ class LLMService:
         if stream.trace is not None:
             # First, so that no acknowledgement finds the stream in neither place.
             self._handed_over.end_trace(stream, stream.trace)
+            self.want_acks()
         with self._lock:
             for row in stream.rows:
                 for sequence_id in row.sequence_ids:
