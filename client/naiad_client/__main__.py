@@ -6,7 +6,9 @@ import argparse
 import os
 import sys
 import time
+import unicodedata
 from collections.abc import Iterator, Sequence
+from typing import TextIO
 
 from naiad_client.client import Client
 from naiad_client.errors import ServerError
@@ -33,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             prompt = sys.stdin.read() if args.prompt == "-" else args.prompt
             _answer(client, args, [*_system(args), _message("user", prompt)] if args.chat else prompt)
     except (ServerError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {_shown(str(error), sys.stderr)}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
@@ -56,7 +58,7 @@ def _converse(client: Client, args: argparse.Namespace) -> int:
         try:
             messages.append(_message("assistant", _answer(client, args, messages)))
         except ServerError as error:
-            print(f"error: {error}", file=sys.stderr)
+            print(f"error: {_shown(str(error), sys.stderr)}", file=sys.stderr)
             messages.pop()
             num_errors += 1
     return 1 if num_errors else 0
@@ -92,7 +94,7 @@ def _answer(client: Client, args: argparse.Namespace, prompt: str | Sequence[Mes
             for chunk in generation:
                 timing.take(chunk, time.monotonic())
                 texts.append(chunk.text)
-                print(chunk.text, end="", flush=True)
+                print(_shown(chunk.text, sys.stdout), end="", flush=True)
     except ServerError:
         # Start a new line if text was printed before the message.
         print(end="\n" if timing.num_tokens else "", flush=True)
@@ -100,6 +102,16 @@ def _answer(client: Client, args: argparse.Namespace, prompt: str | Sequence[Mes
     print(flush=True)
     print(timing.summary(), file=sys.stderr)
     return "".join(texts)
+
+
+def _shown(text: str, file: TextIO) -> str:
+    """A text without the control characters that a terminal obeys, if it goes to one."""
+    if file is None or not file.isatty():
+        return text
+    return "".join(
+        each if each in "\n\t" or unicodedata.category(each) != "Cc" else "\N{REPLACEMENT CHARACTER}"
+        for each in text
+    )
 
 
 def _system(args: argparse.Namespace) -> list[Message]:

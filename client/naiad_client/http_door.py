@@ -58,18 +58,29 @@ class HTTPDoor:
         except OSError as error:
             connection.close()
             raise ServerError(f"no server can be reached at {self.url}: {error}", "UNAVAILABLE") from None
-        return Generation(read_answers(connection, self.url), lambda: _stop(connection))
+        tells_end = bool(body.get("return_finish_reason"))
+        return Generation(read_answers(connection, self.url, tells_end), lambda: _stop(connection))
 
     def close(self) -> None:
         """Do nothing: each connection ends with its generation."""
 
 
-def read_answers(connection: http.client.HTTPConnection, url: str) -> Iterator[Answer]:
+def read_answers(
+    connection: http.client.HTTPConnection, url: str, tells_end: bool = False
+) -> Iterator[Answer]:
     """Yield the events of a request that was sent.
 
+    Args:
+        connection: on which it was sent.
+        url: of the server, for messages.
+        tells_end: whether the last event has a finish reason. Without it an answer that is cut off can not be
+            told from a whole one: `http.client` takes the end of a connection for the end of what it brings.
+
     Raises:
-        ServerError: the server refuses the request, ends it with an error, or answers in another way.
+        ServerError: the server refuses the request, ends it with an error, answers in another way, or goes
+            before the answer has ended.
     """
+    is_whole = not tells_end
     try:
         with contextlib.closing(connection), connection.getresponse() as response:
             if response.status != http.HTTPStatus.OK:
@@ -80,10 +91,14 @@ def read_answers(connection: http.client.HTTPConnection, url: str) -> Iterator[A
                 if len(line) == _MAX_EVENT_BYTES:
                     raise ValueError(f"an event is longer than {_MAX_EVENT_BYTES} bytes")
                 if line.startswith(_DATA):
-                    yield _chunk(json.loads(line.removeprefix(_DATA))), False
-    except (OSError, http.client.HTTPException, OverflowError, ValueError) as error:
+                    chunk = _chunk(json.loads(line.removeprefix(_DATA)))
+                    is_whole = not tells_end or chunk.finish_reason is not None
+                    yield chunk, False
+    except (OSError, http.client.HTTPException, OverflowError, RecursionError, ValueError) as error:
         words = _shown(str(error)) or type(error).__name__
         raise ServerError(f"{url} does not answer as Triton's HTTP endpoint does: {words}") from None
+    if not is_whole:
+        raise ServerError(f"{url} ended the connection before the answer was whole", "UNAVAILABLE")
 
 
 def _chunk(event: Any) -> Chunk:
@@ -120,7 +135,7 @@ def _message(body: bytes, otherwise: str) -> str:
     try:
         error = json.loads(body.strip().removeprefix(_DATA))["error"]
         return str(error["message"] if isinstance(error, dict) else error)
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return otherwise
 
 

@@ -77,6 +77,20 @@ def test_command_puts_an_error_after_text_on_a_line_of_its_own(
     assert capsys.readouterr().out == "Par\n"
 
 
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_a_terminal_gets_no_control_characters(
+    server: FakeServer,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    is_terminal: bool,
+) -> None:
+    server.answer = words("\x1b[2J", "a\tb\r\n", "\x9bé👩\u200d🔬")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: is_terminal)
+    main(["?", "--url", server.url])
+    shown = "\ufffd[2Ja\tb\ufffd\n\ufffdé👩\u200d🔬\n"
+    assert capsys.readouterr().out == (shown if is_terminal else "\x1b[2Ja\tb\r\n\x9bé👩\u200d🔬\n")
+
+
 def test_command_ends_quietly_when_its_reader_is_gone(server: FakeServer) -> None:
     server.answer = words(*("a" * 100 for _ in range(2000)))
     reader, writer = os.pipe()

@@ -124,6 +124,39 @@ def test_what_is_no_http_is_shown_as_letters() -> None:
     assert len(str(told.value)) < 400
 
 
+@pytest.mark.parametrize("asks", [True, False])
+def test_an_answer_that_is_cut_off_is_an_error(endpoint: Endpoint, asks: bool) -> None:
+    """Whoever does not ask for the finish reason can not be told."""
+    endpoint.events = [{"text_output": "Par"}]
+    with Client(endpoint.url) as client:
+        chunks = client.generate("capital?", return_finish_reason=asks)
+        assert next(chunks).text == "Par"
+        if asks:
+            with pytest.raises(ServerError, match="ended the connection before the answer was whole") as told:
+                next(chunks)
+            assert told.value.status == "UNAVAILABLE"
+        assert list(chunks) == []
+
+
+@pytest.mark.parametrize(
+    ("head", "message"),
+    [(b"400 Bad Request", "status 400 of"), (b"200 OK", "does not answer as Triton's HTTP endpoint does")],
+)
+def test_what_is_nested_too_deeply_is_told(head: bytes, message: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(1 << 16)
+                connection.sendall(b"HTTP/1.1 " + head + b"\r\n\r\ndata: " + b"[" * 50_000 + b"\n")
+
+        threading.Thread(target=answer, daemon=True).start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        with Client(url) as client, pytest.raises(ServerError, match=message):
+            list(client.generate("?"))
+
+
 @pytest.mark.parametrize(
     ("head", "message"),
     [(b"400 Bad Request", "status 400 of"), (b"200 OK", "an event is longer than 16777216 bytes")],
@@ -177,6 +210,6 @@ def test_without_a_server_the_error_names_the_url() -> None:
 
 
 def test_the_command_takes_such_a_url(endpoint: Endpoint, capsys: pytest.CaptureFixture[str]) -> None:
-    endpoint.events = [{"text_output": "Paris", "num_output_tokens": 1}]
+    endpoint.events = [{"text_output": "Paris", "num_output_tokens": 1, "finish_reason": "stop"}]
     assert main(["capital?", "--url", endpoint.url]) == 0
     assert capsys.readouterr().out == "Paris\n"
