@@ -22,7 +22,10 @@ PROMPT = {"text_input": "ab", "max_tokens": 5, "stream": True}
 WAYS: dict[str, tuple[str, dict[str, Any]]] = {
     "text": ("/v2/models/text/generate_stream", PROMPT),
     "ensemble": ("/v2/models/ensemble/generate_stream", PROMPT),
-    "openai": ("/completions", {"model": "traced", "prompt": "ab", "max_tokens": 5, "stream": True}),
+    "openai": (
+        "/completions",
+        {"model": "traced", "prompt": "ab", "max_tokens": 5, "stream": True, "ignore_eos": True},
+    ),
 }
 
 
