@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 
+import aiohttp
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
@@ -15,6 +17,7 @@ from naiad.openai_server.metrics.door_metrics import DoorMetrics
 from naiad.openai_server.metrics.http_metrics import HTTPMetrics
 from naiad.openai_server.metrics.text_format import Family, Histograms, Page, Values
 from naiad.openai_server.metrics.triton_metrics import PREFIXES, TritonMetrics
+from naiad.openai_server.streams import EventStream
 from naiad.outputs import Timings
 from naiad.sequence import FinishReason
 
@@ -175,6 +178,35 @@ def test_a_client_that_leaves_is_counted_as_gone() -> None:
     asyncio.run(called(app, call))
     scrape = read_page(page_of(*http.families()))
     assert scrape.value("naiad_openai_requests_total", status="499", route="/slow") == 1
+
+
+def test_a_client_whose_stream_can_not_be_written_is_counted_as_gone() -> None:
+    """Its handler is not always cancelled: a write may fail before."""
+    http = HTTPMetrics()
+
+    async def stream(request: web.Request) -> web.StreamResponse:
+        stream = EventStream(request, lambda: None)
+        await stream.open()
+        if "leaves" in request.query:
+            stream.abort()
+            with contextlib.suppress(ConnectionResetError):
+                while True:
+                    await stream.write(b"data: x\n\n")
+        return stream.response
+
+    async def call(client: TestClient) -> None:
+        await (await client.get("/stream")).read()
+        with contextlib.suppress(aiohttp.ClientError):
+            await (await client.get("/stream?leaves")).read()
+        while len(http.families()[0].samples()) < 2:
+            await asyncio.sleep(0.01)
+
+    app = web.Application(middlewares=[http.middleware])
+    app.router.add_get("/stream", stream)
+    asyncio.run(called(app, call))
+    scrape = read_page(page_of(*http.families()))
+    for status in ("200", "499"):
+        assert scrape.value("naiad_openai_requests_total", status=status, route="/stream") == 1
 
 
 def test_a_metrics_port_that_fails_or_is_away_gives_nothing() -> None:

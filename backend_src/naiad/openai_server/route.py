@@ -50,6 +50,8 @@ class Route:
 
 # When a request came, on the monotonic clock.
 BEGAN_S = web.RequestKey("began_s", float)
+# Set when an answer could not be written to its end, because its client is gone.
+IS_GONE = web.RequestKey("is_gone", bool)
 # The routes of an application.
 ROUTES: web.AppKey[list[Route]] = web.AppKey("routes", list)
 

@@ -6,10 +6,12 @@ import asyncio
 import contextlib
 import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from aiohttp import web
+
+from naiad.openai_server.route import IS_GONE
 
 DONE = b"data: [DONE]\n\n"
 _COMMENT = b": keep-alive\n\n"
@@ -64,7 +66,8 @@ class EventStream:
         connection = None if transport is None else transport.get_extra_info("socket")
         if connection is not None:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
-        await self._response.prepare(self._request)
+        with self._noting_that_it_is_gone():
+            await self._response.prepare(self._request)
 
     async def write(self, data: bytes) -> None:
         """Write events; waits while the client does not read what was written before.
@@ -75,8 +78,17 @@ class EventStream:
         self.is_writing = True
         self.last_written_s = self._loop.time()
         self._num_unsent = sys.maxsize
-        await self._response.write(data)
+        with self._noting_that_it_is_gone():
+            await self._response.write(data)
         self.is_writing = False
+
+    @contextlib.contextmanager
+    def _noting_that_it_is_gone(self) -> Iterator[None]:
+        try:
+            yield
+        except ConnectionResetError:
+            self._request[IS_GONE] = True
+            raise
 
     async def comment(self) -> None:
         """Write a comment, which clients pass over."""

@@ -9,7 +9,7 @@ from aiohttp import hdrs, web
 
 from naiad.frontend.request_families import DOOR, OPENAI_DOOR, REQUEST_BUCKETS_S
 from naiad.openai_server.metrics.text_format import Family, Histograms, Values
-from naiad.openai_server.route import BEGAN_S, Handler
+from naiad.openai_server.route import BEGAN_S, IS_GONE, Handler
 
 _CLIENT_GONE = 499
 # What clients write must not make metrics: every value of a label is a metric of its own.
@@ -34,7 +34,7 @@ class HTTPMetrics:
         status = 500
         try:
             response = await handler(request)
-            status = response.status
+            status = _CLIENT_GONE if request.get(IS_GONE) else response.status
             return response
         except asyncio.CancelledError:
             status = _CLIENT_GONE
