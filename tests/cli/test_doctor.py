@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -73,3 +75,12 @@ def test_amx_that_is_denied_is_advice(
     _, found = examined(capsys)
     assert found["amx_granted"] is False
     assert any("seccomp" in line for line in found["advice"])
+
+
+def test_too_few_descriptors_are_told_in_a_line() -> None:
+    code = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (8, 8))\n"
+    code += "import sys; from naiad.cli.main import main; sys.exit(main(['doctor']))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("naiad: error: ")
+    assert done.stderr.count("\n") == 1

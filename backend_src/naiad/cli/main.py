@@ -15,6 +15,12 @@ from naiad.cli.completion import SHELLS, completion
 from naiad.cli.console import say_error, use_log_format
 from naiad.errors import NaiadError, StartupError
 
+# What a machine may have too little of for any command.
+_SCARCE = {
+    errno.EMFILE: "too few file descriptors are allowed: raise the limit (ulimit -n)",
+    errno.ENFILE: "the machine has no file descriptors left",
+    errno.ENOMEM: "there is too little memory, or too little is allowed (ulimit -v)",
+}
 # Errors of writes: the disk, or whatever standard output is, takes nothing more.
 _WRITES = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE}
 # Each command's module has `add_arguments(parser)` and `run(args) -> exit code`.
@@ -44,7 +50,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = 1
     except KeyboardInterrupt:
         code = 130
+    except MemoryError:
+        say_error(StartupError(_SCARCE[errno.ENOMEM]))
+        code = 1
     except OSError as error:
+        if error.errno in _SCARCE:
+            say_error(StartupError(_SCARCE[error.errno]))
+            return 1
         if error.errno not in _WRITES or error.filename is not None:
             raise
         return _say_lost(error)

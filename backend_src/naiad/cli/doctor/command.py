@@ -45,7 +45,10 @@ def run(args: argparse.Namespace) -> int:
 def find() -> tuple[dict[str, Finding], list[str]]:
     """Return what the machine offers and what Naiad will use, and how it could be faster."""
     # Imported here because torch takes seconds.
-    import torch
+    try:
+        import torch
+    except ImportError as error:
+        raise StartupError(f"torch can not be loaded: {error}") from error
 
     from naiad.cli.doctor.processor import INSTRUCTION_SETS, read_bandwidth
     from naiad.model_runner.device import resolve_dtype
