@@ -11,7 +11,7 @@ _DIRECTORIES = ("/tmp", "/var/tmp", "/usr/tmp")
 
 
 def temporary_directory() -> Path:
-    """Return the directory that `tempfile` chooses, but the same one while it is full.
+    """Return the directory of TMPDIR, TEMP or TMP, or one of the usual ones, also while it is full.
 
     `tempfile` tries to write a file, and chooses another directory when there is no room for it.
 

@@ -17,6 +17,8 @@ from naiad_client.timing import Timing
 from naiad_client.wire import Message
 
 _SIGN = "> "
+# Stands for a control character; every terminal has it.
+_CONTROL = "?"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -104,13 +106,13 @@ def _answer(client: Client, args: argparse.Namespace, prompt: str | Sequence[Mes
     return "".join(texts)
 
 
-def _shown(text: str, file: TextIO) -> str:
+def _shown(text: str, file: TextIO | None) -> str:
     """A text without the control characters that a terminal obeys, if it goes to one."""
     if file is None or not file.isatty():
         return text
     return "".join(
-        each if each in "\n\t" or unicodedata.category(each) != "Cc" else "\N{REPLACEMENT CHARACTER}"
-        for each in text
+        each if each in "\n\t" or unicodedata.category(each) != "Cc" else _CONTROL
+        for each in text.replace("\r\n", "\n")
     )
 
 

@@ -36,6 +36,8 @@ from naiad.errors import InternalError
 OWNER, OTHER = "owner", "other"
 _MOST_OF_OTHER, _LEAST_OF_OWNER = 0.6, 0.9
 _PATIENCE_S = 120.0
+# More than a block of any size, so that the owner finds what it has asked.
+_LEAST_TOKENS = 129
 # Ids that are plain pieces of text for the default model.
 _LEAST_ID, _MOST_ID = 1000, 20_000
 
@@ -163,7 +165,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--model", default="default", help="default, DIR or org/name[@revision]")
     add(
         "--prompt-tokens",
-        type=at_least(1),
+        type=at_least(_LEAST_TOKENS),
         nargs="+",
         default=[256, 512],
         metavar="N",

@@ -87,7 +87,7 @@ def test_a_terminal_gets_no_control_characters(
     server.answer = words("\x1b[2J", "a\tb\r\n", "\x9bé👩\u200d🔬")
     monkeypatch.setattr(sys.stdout, "isatty", lambda: is_terminal)
     main(["?", "--url", server.url])
-    shown = "\ufffd[2Ja\tb\ufffd\n\ufffdé👩\u200d🔬\n"
+    shown = "?[2Ja\tb\n?é👩\u200d🔬\n"
     assert capsys.readouterr().out == (shown if is_terminal else "\x1b[2Ja\tb\r\n\x9bé👩\u200d🔬\n")
 
 

@@ -13,12 +13,12 @@ from naiad.frontend.limits import ModelLimits
 from naiad.sequence import EngineRequest
 from naiad.tracing.trace_context import NO_TRACE, TraceContext
 from naiad.triton_server.requests.llm import read_request
-from naiad.triton_server.responses.llm import short_probe_tensors, short_response_tensors
+from naiad.triton_server.responses.llm import probe_tensors, response_tensors
 from naiad.triton_server.responses.stream import StreamRow
 from naiad.triton_server.service.llm_service import NUM_SENDERS, LLMService, RequestShape
 
 LIMITS = ModelLimits(max_model_len=100, vocab_size=1000, eos_token_ids=(2,), exclude_input_in_output=False)
-LLM_SHAPE = RequestShape(read=read_request, build=short_response_tensors, build_probe=short_probe_tensors)
+LLM_SHAPE = RequestShape(read=read_request, build=response_tensors, build_probe=probe_tensors)
 
 
 @dataclass
@@ -30,6 +30,10 @@ class FakeSource:
     request_id: str = ""
     timeout_us: int = 0
     sent_trace: TraceContext = NO_TRACE
+    outputs: tuple[str, ...] = ("text_chunk",)
+
+    def requested_outputs(self) -> tuple[str, ...]:
+        return self.outputs
 
     def tensors(self) -> dict[str, Any]:
         return self.inputs
@@ -115,9 +119,10 @@ class CountedIds:
 class _Marker:
     """Passes through a sender's queue like a stream."""
 
-    is_closed = is_held_back = False
+    is_closed = wants_ack = False
 
     def __init__(self, number: int) -> None:
+        self.lock = threading.Lock()
         self.rows = [StreamRow(0, number)]
         self.was_seen = threading.Event()
 

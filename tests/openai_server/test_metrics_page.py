@@ -17,7 +17,7 @@ from naiad.openai_server.metrics.door_metrics import DoorMetrics
 from naiad.openai_server.metrics.http_metrics import HTTPMetrics
 from naiad.openai_server.metrics.text_format import Family, Histograms, Page, Values
 from naiad.openai_server.metrics.triton_metrics import PREFIXES, TritonMetrics
-from naiad.openai_server.streams import EventStream
+from naiad.openai_server.streams import EventStream, StreamWatch
 from naiad.outputs import Timings
 from naiad.sequence import FinishReason
 
@@ -207,6 +207,27 @@ def test_a_client_whose_stream_can_not_be_written_is_counted_as_gone() -> None:
     scrape = read_page(page_of(*http.families()))
     for status in ("200", "499"):
         assert scrape.value("naiad_openai_requests_total", status=status, route="/stream") == 1
+
+
+def test_a_client_whose_long_answer_can_not_begin_is_counted_as_gone() -> None:
+    http = HTTPMetrics()
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        assert request.transport is not None
+        request.transport.abort()
+        return await StreamWatch(60, 60).answer(request, b"x" * 100_000)
+
+    async def call(client: TestClient) -> None:
+        with contextlib.suppress(aiohttp.ClientError):
+            await client.get("/answer")
+        while not http.families()[0].samples():
+            await asyncio.sleep(0.01)
+
+    app = web.Application(middlewares=[http.middleware])
+    app.router.add_get("/answer", answer)
+    asyncio.run(called(app, call))
+    scrape = read_page(page_of(*http.families()))
+    assert scrape.value("naiad_openai_requests_total", status="499", route="/answer") == 1
 
 
 def test_a_metrics_port_that_fails_or_is_away_gives_nothing() -> None:

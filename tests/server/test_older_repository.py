@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from helpers.preset_server import stream
 from helpers.raw_grpc import ask, text_inputs
@@ -22,11 +23,16 @@ def strings(text: str) -> Any:
     return np.array([text.encode()], dtype=np.object_)
 
 
-def test_each_of_its_models_serves_a_request(tmp_path: Path, leaving: Leaving) -> None:
+@pytest.mark.parametrize("newer", ["", "llm"])
+def test_each_of_its_models_serves_a_request(tmp_path: Path, leaving: Leaving, newer: str) -> None:
+    """`llm` has an output since that its ensemble may not know."""
     checkpoint, repository = tiny_checkpoint(tmp_path / "checkpoint"), tmp_path / "repository"
     shutil.copytree(WRITTEN, repository)
     for config in repository.glob("*/config.pbtxt"):
-        config.write_text(config.read_text().replace("CHECKPOINT", str(checkpoint)))
+        text = config.read_text().replace("CHECKPOINT", str(checkpoint))
+        if config.parent.name == newer:
+            text += 'output [{ name: "text_chunk", data_type: TYPE_INT64, dims: [-1] }]\n'
+        config.write_text(text)
     sampling = json.dumps({"max_tokens": 8, "temperature": 0, "ignore_eos": True})
     with running(leaving, repository) as server:
         fields = text_inputs(PROMPT, 8, stream=False, exclude_input_in_output=False, ignore_eos=True)

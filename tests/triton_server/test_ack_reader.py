@@ -19,7 +19,10 @@ from helpers.triton_server_doubles import (
     llm_source,
 )
 from naiad.engine_process import AckReceiver, AckSender
-from naiad.outputs import EngineStats, RequestOutput
+from naiad.outputs import EngineStats, RequestOutput, error_output
+from naiad.sequence import FinishReason
+from naiad.triton_server.responses import stream
+from naiad.triton_server.service import llm_service
 from naiad.triton_server.service.ack_reader import AckReader
 from naiad.triton_server.service.llm_service import LLMService
 
@@ -43,8 +46,8 @@ class Harness:
 
     @property
     def num_outstanding(self) -> int:
-        (stream,) = self.service.open_streams()
-        return stream.rows[0].outstanding
+        (asked,) = self.service.open_streams()
+        return asked.rows[0].outstanding
 
     def close(self) -> None:
         self.detokenizer.close()
@@ -71,7 +74,7 @@ def test_a_full_window_is_opened_by_the_thread(harness: Harness) -> None:
     assert len(harness.client.responses) == 2
     harness.detokenizer.send(1, 1, False)
     eventually(lambda: len(harness.client.responses) == 3)
-    eventually(lambda: not harness.service.is_waiting_for_acks)
+    eventually(lambda: not harness.service.needs_acks)
 
 
 def test_others_are_read_with_the_next_message_of_the_engine(harness: Harness) -> None:
@@ -89,8 +92,71 @@ def test_a_client_that_is_gone_is_heard_of_in_the_next_round(harness: Harness) -
     harness.say(10)
     harness.detokenizer.send(1, 1, True)
     harness.service.housekeep()
-    (stream,) = harness.service.open_streams()
-    assert stream.is_cancelling
+    (asked,) = harness.service.open_streams()
+    assert asked.is_cancelling
+
+
+def test_an_answer_to_a_probe_is_heard_at_once(harness: Harness) -> None:
+    (asked,) = harness.service.open_streams()
+
+    def is_probed() -> bool:
+        harness.service.housekeep()
+        return len(harness.client.responses) == 1
+
+    eventually(is_probed)
+    harness.detokenizer.send(1, 1, True)
+    eventually(lambda: asked.is_cancelling)
+    eventually(lambda: not harness.service.needs_acks)
+
+
+def test_an_error_is_sent_as_soon_as_the_chunks_before_it_have_arrived(harness: Harness) -> None:
+    harness.say(10)
+    harness.service.take_outputs([error_output(1, "INTERNAL", "bad row")], EngineStats())
+    let_senders_finish(harness.service)
+    assert harness.client.num_finals == 0
+    harness.detokenizer.send(1, 1, False)
+    eventually(lambda: harness.client.num_finals == 1)
+    eventually(lambda: not harness.service.needs_acks)
+
+
+@pytest.mark.parametrize("end", ["engine lost", "dead detokenizer", "failed response"])
+def test_nothing_is_urgent_for_a_stream_that_has_ended(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    harness.say(10, 11, 12)
+    assert harness.service.needs_acks
+    if end == "engine lost":
+        harness.service.engine_lost()
+    elif end == "dead detokenizer":
+        monkeypatch.setattr(llm_service, "DEAD_DETOKENIZER_S", -1.0)
+        harness.service.housekeep()
+    else:
+        harness.service._log_error = lambda _line: None
+        monkeypatch.setattr(harness.client, "send", lambda *_, **__: 1 / 0)
+        harness.service.take_outputs([RequestOutput(1, [13], finish_reason=FinishReason.STOP)], EngineStats())
+    monkeypatch.setattr(stream, "ERROR_PATIENCE_S", 0.0)
+
+    def is_over() -> bool:
+        harness.service.housekeep()
+        return harness.client.num_finals == 1
+
+    eventually(is_over)
+    let_senders_finish(harness.service)
+    assert harness.service.open_streams() == []
+    assert not harness.service.needs_acks
+
+
+def test_a_closed_reader_brings_nothing(harness: Harness) -> None:
+    harness.reader.close()
+    harness.say(10, 11, 12)
+    harness.service.housekeep()
+    assert harness.num_outstanding == 2
+
+
+def test_a_closed_receiver_has_nothing(tmp_path: Path) -> None:
+    receiver = AckReceiver(tmp_path / "acks")
+    receiver.close()
+    assert receiver.receive() == []
 
 
 def test_what_many_threads_read_is_taken_once(tmp_path: Path) -> None:

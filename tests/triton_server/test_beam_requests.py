@@ -25,7 +25,7 @@ from naiad.sequence import BeamParams, FinishReason
 from naiad.tokenization import TokenTable, pack_word_list
 from naiad.triton_server.requests.llm import read_request
 from naiad.triton_server.responses.detokenizer import decode_beams, split_beams
-from naiad.triton_server.responses.text_chunk import TextChunk
+from naiad.triton_server.responses.short_chunk import ShortChunk
 from naiad.triton_server.service.llm_service import LLMService
 
 TEXT = b'{"prompt_tail_ids": [7], "num_prompt_chars": 3}'
@@ -256,7 +256,7 @@ def test_a_search_without_outputs_is_probed(harness: Harness) -> None:
     harness.service.housekeep()
     eventually(lambda: len(harness.sender.responses) == 1)
     (probe,) = harness.sender.responses
-    assert TextChunk.read(probe["text_chunk"]) == TextChunk(1, [], 0)
+    assert ShortChunk.read(probe["text_chunk"]) == ShortChunk(1, [], 0)
     harness.service.take_acks([Ack(1, 1, True)])
     assert harness.engine.aborted == [1]
     harness.say(*(beam(n, reason=FinishReason.CANCELLED) for n in (1, 2)))

@@ -22,7 +22,7 @@ from naiad.engine_process import Ack, Instance
 from naiad.errors import UnavailableError, place_of
 from naiad.outputs import EngineStats, RequestOutput
 from naiad.sequence import EngineRequest, FinishReason
-from naiad.triton_server.responses.text_chunk import TextChunk
+from naiad.triton_server.responses.short_chunk import ShortChunk
 from naiad.triton_server.service.llm_service import LLMService
 
 TEXT = b'{"prompt_tail_ids": [7], "num_prompt_chars": 3}'
@@ -163,7 +163,7 @@ def test_late_chunks_travel_together_when_the_window_is_full(harness: Harness) -
     harness.ack(1)
     eventually(lambda: len(sender.responses) == 3)
     assert list(sender.responses[2]) == ["text_chunk"]
-    assert TextChunk.read(sender.responses[2]["text_chunk"]) == TextChunk(1, [11, 12, 13, 14], 3)
+    assert ShortChunk.read(sender.responses[2]["text_chunk"]) == ShortChunk(1, [11, 12, 13, 14], 3)
 
 
 def test_an_acknowledgement_is_wanted_while_the_window_is_full(harness: Harness) -> None:
@@ -175,15 +175,15 @@ def test_an_acknowledgement_is_wanted_while_the_window_is_full(harness: Harness)
         eventually(lambda n=token - 9: len(sender.responses) == n)
     let_senders_finish(harness.service)
     assert not wanted.is_set()
-    assert not harness.service.is_waiting_for_acks
+    assert not harness.service.needs_acks
     harness.say(RequestOutput(1, [12], window_ids=[7]))
     let_senders_finish(harness.service)
     assert wanted.is_set()
-    assert harness.service.is_waiting_for_acks
+    assert harness.service.needs_acks
     harness.ack(1)
     let_senders_finish(harness.service)
     assert len(sender.responses) == 3
-    assert not harness.service.is_waiting_for_acks
+    assert not harness.service.needs_acks
 
 
 def test_messages_of_the_engine_and_housekeeping_bring_acknowledgements(harness: Harness) -> None:
@@ -248,7 +248,7 @@ def test_silent_ensemble_stream_is_probed_until_its_client_is_gone(harness: Harn
         return len(sender.responses) == 1
 
     eventually(probed)
-    assert TextChunk.read(sender.responses[0]["text_chunk"]) == TextChunk(1, [], 0)
+    assert ShortChunk.read(sender.responses[0]["text_chunk"]) == ShortChunk(1, [], 0)
     harness.ack(1, cancelled=True)
     assert harness.engine.aborted == [1]
 

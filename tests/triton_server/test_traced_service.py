@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -18,12 +19,13 @@ from helpers.triton_server_doubles import (
     let_senders_finish,
     llm_source,
 )
-from naiad.engine_process import Ack
+from naiad.engine_process import Ack, AckReceiver, AckSender
 from naiad.outputs import EngineStats, RequestOutput, Timings
 from naiad.sequence import FinishReason, TextContext
 from naiad.tracing.request_trace import Tracer
 from naiad.tracing.trace_context import TraceContext
 from naiad.triton_server.service import llm_service
+from naiad.triton_server.service.ack_reader import AckReader
 from naiad.triton_server.service.llm_service import LLMService, Telemetry, Tracing
 
 PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
@@ -74,6 +76,20 @@ def test_in_an_ensemble_it_begins_with_the_tokenizer() -> None:
         service.close()
     assert read.name == "read"
     assert 5 <= read.seconds <= root.seconds
+
+
+def test_its_end_is_heard_without_a_round_of_housekeeping(tmp_path: Path) -> None:
+    with span_collector() as collector:
+        service = traced_service(collector, [])
+        reader, detokenizer = AckReader(AckReceiver(tmp_path / "acks"), service), AckSender(tmp_path / "acks")
+        service.accept(llm_source(text_context=msgspec.json.encode(TextContext())), FakeSender(), LIMITS)
+        service.take_outputs([RequestOutput(1, [6], finish_reason=FinishReason.STOP)], EngineStats())
+        let_senders_finish(service)
+        detokenizer.send(1, 1, False)
+        assert collector.wait_for(5)[0].name == "text_completion served"
+        detokenizer.close()
+        service.close()
+        reader.close()
 
 
 @pytest.fixture

@@ -56,10 +56,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         if error.errno in _SCARCE:
             say_error(StartupError(_SCARCE[error.errno]))
-            return 1
-        if error.errno not in _WRITES or error.filename is not None:
+            code = 1
+        elif error.errno not in _WRITES or error.filename is not None:
             raise
-        return _say_lost(error)
+        else:
+            return _say_lost(error)
     try:
         if sys.stdout is not None:
             sys.stdout.flush()

@@ -78,9 +78,10 @@ class AckSender:
     def _send_waiting(self) -> None:
         if self._socket is None:
             self._socket = connect(self._path, 0.0, socket.SOCK_SEQPACKET)
-        for sequence_id, ack in list(self._waiting.items()):
+        while self._waiting:
+            ack = next(iter(self._waiting.values()))
             self._socket.send(_ACK.pack(*ack), socket.MSG_NOSIGNAL)
-            del self._waiting[sequence_id]
+            del self._waiting[ack.sequence_id]
 
     def _disconnect(self) -> None:
         if self._socket is not None:
@@ -138,6 +139,7 @@ class AckReceiver:
         self._arrivals = select.epoll()
         self._arrivals.register(self._listener, select.EPOLLIN)
         self._lock = threading.Lock()  # held while reading, not while waiting
+        self._is_closed = False
 
     def fileno(self) -> int:
         """Becomes readable when `receive` would not block; for select, poll or a selector."""
@@ -146,11 +148,16 @@ class AckReceiver:
     def receive(self, timeout_s: float = 0.0) -> list[Ack]:
         """Return the acknowledgements that have arrived, waiting up to `timeout_s` for the first.
 
-        Packets that are not acknowledgements are dropped.
+        Packets that are not acknowledgements are dropped. Once it is closed there are none.
         """
         acks: list[Ack] = []
-        arrivals = self._arrivals.poll(timeout_s)
+        try:
+            arrivals = self._arrivals.poll(timeout_s)
+        except ValueError:
+            return acks
         with self._lock:
+            if self._is_closed:
+                return acks
             for descriptor, _ in arrivals:
                 connection = self._connections.get(descriptor)
                 if connection is None:
@@ -161,9 +168,11 @@ class AckReceiver:
 
     def close(self) -> None:
         """Close all sockets and remove the file."""
-        for each in (self._listener, *self._connections.values()):
-            each.close()
-        self._arrivals.close()
+        with self._lock:
+            self._is_closed = True
+            for each in (self._listener, *self._connections.values()):
+                each.close()
+            self._arrivals.close()
         self._path.unlink(missing_ok=True)
 
     def _accept(self, acks: list[Ack]) -> None:
@@ -173,8 +182,13 @@ class AckReceiver:
             except OSError:
                 return
             connection.setblocking(False)
+            try:
+                self._arrivals.register(connection, select.EPOLLIN)
+            except OSError:
+                # The machine has no room for it; the sender connects again.
+                connection.close()
+                continue
             self._connections[connection.fileno()] = connection
-            self._arrivals.register(connection, select.EPOLLIN)
             self._read(connection, acks)
 
     def _read(self, connection: socket.socket, acks: list[Ack]) -> None:

@@ -115,13 +115,15 @@ RESPONSE_TENSORS: tuple[OutputTensor, ...] = (
     OutputTensor("top_log_probs", _FP32, _MATRIX, note="with `num_log_probs`"),
     _internal("sequence_id", _UINT64),
     _internal("window_ids", _INT32, _LIST, "the ids that the text depends on, the new ones last"),
-    _internal("num_emitted_tokens", _INT32),
-    _internal("max_chars", _INT32),
+    _internal("num_emitted_tokens", _INT32,
+              note="on the last chunk; in earlier ones all ids but the new ones have been decoded"),
+    _internal("max_chars", _INT32, note="on the last chunk; in earlier ones no text is cut off"),
     _internal("beam_max_chars", _INT32, _LIST),
-    _internal("is_last", _BOOL),
+    _internal("is_last", _BOOL, note="on the last chunk: true"),
     _internal("text_chunk", _INT64, _LIST,
-              "on every chunk but the last of a sequence, instead of the ids and the internal tensors above: "
-              "the sequence, the number of new ids, and the ids that the text depends on, the new ones last"),
+              "with a `text_context`, on every chunk but the last, instead of the ids and the internal "
+              "tensors above, if it is among the outputs that are asked for: the sequence, the number of new "
+              "ids, and the ids that the text depends on, the new ones last"),
 )  # fmt: skip
 
 

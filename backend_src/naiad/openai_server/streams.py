@@ -131,13 +131,14 @@ class StreamWatch:
             return web.Response(body=raw, content_type="application/json")
         headers = {"Content-Type": "application/json", "Content-Length": str(len(raw))}
         stream = EventStream(request, lambda: None, headers)
-        await stream.open()
-        self._answers.add(stream)
-        try:
-            with contextlib.suppress(ConnectionResetError):
+        # The client may be gone; then nobody is left to be told.
+        with contextlib.suppress(ConnectionResetError):
+            await stream.open()
+            self._answers.add(stream)
+            try:
                 await stream.write(raw)
-        finally:
-            self._answers.discard(stream)
+            finally:
+                self._answers.discard(stream)
         return stream.response
 
     async def run(self) -> None:

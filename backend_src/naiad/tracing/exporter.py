@@ -79,7 +79,8 @@ class Collector:
         try:
             connection.request("POST", self.path, body, {"Content-Type": "application/json"})
             # What it says beside the status may be long, and is of no use.
-            return connection.getresponse().status
+            with connection.getresponse() as answer:
+                return answer.status
         finally:
             connection.close()
 

@@ -37,7 +37,7 @@ from naiad.tokenization import Tokenizer, pack_word_list
 from naiad.triton_server.requests.text import TextRequestReader
 from naiad.triton_server.requests.tokenizer import TokenizerReader
 from naiad.triton_server.requests.vllm import VLLMRequestReader
-from naiad.triton_server.responses.detokenizer import chunk_outputs, text_chunk
+from naiad.triton_server.responses.detokenizer import chunk_outputs, read_short_chunk
 from naiad.triton_server.responses.text import TextWriter
 from naiad.triton_server.responses.vllm import VLLMWriter
 from naiad.triton_server.service.llm_service import LLMService, RequestShape
@@ -237,7 +237,7 @@ class EnsembleDoor(ServiceDoor):
         _, second, last = self._steps
         outer = {second.output_map[name]: each for name, each in tensors.items() if name in second.output_map}
         inputs = _mapped(outer, last.input_map)
-        chunk = text_chunk(inputs)
+        chunk = read_short_chunk(inputs)
         made = chunk_outputs(self.tokenizer.table, inputs, chunk, True)
         if made is not None:
             reply.add({last.output_map[name]: each for name, each in made.items() if name in last.output_map})

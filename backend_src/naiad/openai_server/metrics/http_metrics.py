@@ -34,12 +34,14 @@ class HTTPMetrics:
         status = 500
         try:
             response = await handler(request)
-            status = _CLIENT_GONE if request.get(IS_GONE) else response.status
+            status = response.status
             return response
         except asyncio.CancelledError:
             status = _CLIENT_GONE
             raise
         finally:
+            if request.get(IS_GONE):
+                status = _CLIENT_GONE
             self._count(request, status, time.monotonic() - begin_s)
 
     def families(self) -> list[Family]:

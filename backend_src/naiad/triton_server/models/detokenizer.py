@@ -21,7 +21,7 @@ from naiad.tokenization import TokenTable
 from naiad.triton_server.models import pb
 from naiad.triton_server.models.parameters import read_bool
 from naiad.triton_server.requests.tensors import TritonRequest, refuse_unknown_parameters
-from naiad.triton_server.responses.detokenizer import chunk_outputs, is_probe, text_chunk
+from naiad.triton_server.responses.detokenizer import chunk_outputs, is_probe, read_short_chunk
 from naiad.triton_server.service.check_rounds import CheckRounds
 
 _REQUIRED_OF_A_CHUNK = ("sequence_id", "window_ids")
@@ -66,7 +66,7 @@ class DetokenizerModel:
         try:
             source = TritonRequest(request)
             tensors = source.tensors()
-            chunk = text_chunk(tensors)
+            chunk = read_short_chunk(tensors)
             sequence_id = _sequence_id(tensors) if chunk is None else chunk.sequence_id
             if chunk is None:
                 _check(tensors)

@@ -27,13 +27,7 @@ from naiad.triton_server.models.parameters import read_bool
 from naiad.triton_server.models.telemetry import make_telemetry
 from naiad.triton_server.requests.llm import read_request
 from naiad.triton_server.requests.tensors import TritonRequest
-from naiad.triton_server.responses.llm import (
-    probe_tensors,
-    response_tensors,
-    short_probe_tensors,
-    short_response_tensors,
-)
-from naiad.triton_server.responses.text_chunk import TEXT_CHUNK
+from naiad.triton_server.responses.llm import probe_tensors, response_tensors
 from naiad.triton_server.service.ack_reader import AckReader
 from naiad.triton_server.service.housekeeper import Housekeeper
 from naiad.triton_server.service.llm_service import LLMService, RequestShape, Telemetry
@@ -133,12 +127,10 @@ class LLMModel:
         self._client = EngineClient(config, instance.engine_socket, self._take_outputs, self._engine_lost)
         # A model with one response for each request cannot send probes: its rows end without
         # acknowledgements.
-        is_short = TEXT_CHUNK in self._output_order  # not in a config.pbtxt written before it was there
-        build_probe = short_probe_tensors if is_short else probe_tensors
         shape = RequestShape(
             read=read_request,
-            build=short_response_tensors if is_short else response_tensors,
-            build_probe=build_probe if self._is_decoupled else None,
+            build=response_tensors,
+            build_probe=probe_tensors if self._is_decoupled else None,
         )
         self._service = LLMService(
             self._client, pb.log_error, instance.draw_first_id, shape, telemetry=telemetry

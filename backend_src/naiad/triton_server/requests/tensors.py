@@ -52,6 +52,9 @@ class RequestSource(Protocol):
     def tensors(self) -> Mapping[str, Array]:
         """The input tensors by name, batch dimension included."""
 
+    def requested_outputs(self) -> Collection[str]:
+        """The names of the outputs that whoever sent it takes."""
+
     def trace_context(self) -> TraceContext:
         """The trace that the request belongs to."""
 
@@ -81,6 +84,10 @@ class TritonRequest:
     def tensors(self) -> dict[str, Array]:
         """All input tensors, batch dimension included."""
         return {tensor.name(): tensor.as_numpy() for tensor in self._request.inputs()}
+
+    def requested_outputs(self) -> list[str]:
+        """The names of the outputs that its client names, or of all if it names none."""
+        return list(self._request.requested_output_names())
 
     def trace_context(self) -> TraceContext:
         """The trace that the request belongs to, as the server passes it on."""

@@ -13,12 +13,12 @@ from naiad.errors import InvalidRequestError
 from naiad.frontend.output_tensors import RESPONSE_TENSORS, Path
 from naiad.tokenization import TokenTable, decode, decode_chunk
 from naiad.triton_server.requests.tensors import Array
-from naiad.triton_server.responses.text_chunk import TEXT_CHUNK, TextChunk
+from naiad.triton_server.responses.short_chunk import TEXT_CHUNK, ShortChunk
 
 _CONSUMED = frozenset(each.detokenizer_name for each in RESPONSE_TENSORS if each.path is Path.TO_DETOKENIZER)
 
 
-def text_chunk(tensors: Mapping[str, Array]) -> TextChunk | None:
+def read_short_chunk(tensors: Mapping[str, Array]) -> ShortChunk | None:
     """Return the chunk that comes as one tensor; None: it comes in others.
 
     Raises:
@@ -29,11 +29,11 @@ def text_chunk(tensors: Mapping[str, Array]) -> TextChunk | None:
     others = sorted(_CONSUMED.intersection(tensors) - {TEXT_CHUNK})
     if others:
         raise InvalidRequestError(f"{TEXT_CHUNK} does not go with {others[0]}: expected one of them")
-    return TextChunk.read(tensors[TEXT_CHUNK])
+    return ShortChunk.read(tensors[TEXT_CHUNK])
 
 
 def chunk_outputs(
-    table: TokenTable, tensors: Mapping[str, Array], chunk: TextChunk | None, skip_special_tokens: bool
+    table: TokenTable, tensors: Mapping[str, Array], chunk: ShortChunk | None, skip_special_tokens: bool
 ) -> dict[str, npt.NDArray[Any]] | None:
     """Return the outputs of the `detokenizer` model for these inputs.
 
@@ -43,7 +43,7 @@ def chunk_outputs(
             its own. With `window_ids` these may be left out: `num_emitted_tokens`, if the text of the window
             before the tokens of TOKENS_BATCH has been sent; `max_chars`, if the text is not cut; `is_last`,
             if more follows.
-        chunk: the result of `text_chunk` for these inputs.
+        chunk: the result of `read_short_chunk` for these inputs.
         skip_special_tokens: whether special tokens produce no text.
 
     Returns:

@@ -9,13 +9,13 @@ import numpy.typing as npt
 
 from naiad.frontend.chunks import Chunk
 from naiad.triton_server.responses.details import detail_tensors, int32_tensor, padded
+from naiad.triton_server.responses.short_chunk import TEXT_CHUNK, ShortChunk
 from naiad.triton_server.responses.stream import StreamRow, Tensors
-from naiad.triton_server.responses.text_chunk import TEXT_CHUNK, TextChunk
 
 PADDING_ID = -1
 
 
-def response_tensors(_row: StreamRow, chunk: Chunk) -> Tensors:
+def response_tensors(row: StreamRow, chunk: Chunk) -> Tensors:
     """Return a response with new tokens, or with all results of a beam search.
 
     Streamed `output_ids` are deltas; unstreamed ones include the prompt unless it is excluded.
@@ -23,8 +23,11 @@ def response_tensors(_row: StreamRow, chunk: Chunk) -> Tensors:
     Returns:
         output_ids [1, k, n] int32, where k is 1 or the number of beams and n the length of the longest,
         padded with −1; sequence_length [1, k] int32; the tensors of `detail_tensors`; and, if a
-        detokenizer follows, the internal tensors that it needs.
+        detokenizer follows, the internal tensors that it needs. If more chunks follow and the detokenizer
+        takes it, `text_chunk` stands for all of these but the details.
     """
+    if row.takes_text_chunks and not chunk.is_last:
+        return _short_chunk(chunk) | detail_tensors(chunk)
     ids = [output.token_ids for output in chunk.outputs]
     if chunk.is_echoing:
         ids = [chunk.prompt_token_ids + each for each in ids]
@@ -38,29 +41,23 @@ def response_tensors(_row: StreamRow, chunk: Chunk) -> Tensors:
     return tensors
 
 
-def short_response_tensors(row: StreamRow, chunk: Chunk) -> Tensors:
-    """Return the same, but `text_chunk` in place of four tensors if text and further chunks follow."""
-    if chunk.is_last or chunk.request.rows[chunk.row_index].text is None:
-        return response_tensors(row, chunk)
-    output, new_ids = chunk.first, chunk.first.token_ids
-    _check_goes_on(chunk)
-    text_chunk = TextChunk(chunk.sequence_id, output.window_ids + new_ids, len(new_ids))
-    return detail_tensors(chunk) | {TEXT_CHUNK: text_chunk.tensor()}
-
-
-def short_probe_tensors(sequence_id: int) -> Tensors:
-    """Return the same as `probe_tensors` in a `text_chunk`."""
-    return {TEXT_CHUNK: TextChunk(sequence_id, [], 0).tensor()}
-
-
-def probe_tensors(sequence_id: int) -> Tensors:
+def probe_tensors(row: StreamRow) -> Tensors:
     """Return an empty chunk: the detokenizer sends nothing, but reports whether the client is still there."""
+    if row.takes_text_chunks:
+        return {TEXT_CHUNK: ShortChunk(row.sequence_id, [], 0).tensor()}
     return {
         "output_ids": np.zeros((1, 1, 0), dtype=np.int32),
         "sequence_length": int32_tensor(0),
-        "sequence_id": _uint64_tensor(sequence_id),
+        "sequence_id": _uint64_tensor(row.sequence_id),
         "window_ids": np.zeros((1, 0), dtype=np.int32),
     }
+
+
+def _short_chunk(chunk: Chunk) -> Tensors:
+    """Return what the detokenizer needs to turn new tokens into text, if more follow."""
+    _check_goes_on(chunk)
+    window, new_ids = chunk.first.window_ids, chunk.first.token_ids
+    return {TEXT_CHUNK: ShortChunk(chunk.sequence_id, window + new_ids, len(new_ids)).tensor()}
 
 
 def _text_context(chunk: Chunk) -> Tensors:

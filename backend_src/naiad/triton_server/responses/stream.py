@@ -48,8 +48,8 @@ class ResponseBuilder(Protocol):
         """Return the output tensors of one response of a row."""
 
 
-# Sequence id → the tensors of a probe, which asks the detokenizer whether the client is still there.
-ProbeBuilder = Callable[[int], Tensors]
+# A row → the tensors of a probe, which asks the detokenizer whether the client is still there.
+ProbeBuilder = Callable[["StreamRow"], Tensors]
 
 
 @dataclass(slots=True)
@@ -61,6 +61,7 @@ class StreamRow:
         sequence_id: the engine's id of the sequence.
         has_started: whether the engine has reported that it is computing the sequence.
         sequence_index: index among the sequences of the row's prompt, from 0.
+        takes_text_chunks: whether what follows takes `text_chunk`, one tensor for all that it needs.
         text: the text sent so far, if each response repeats all of it; otherwise empty.
         context_logits: logits of the prompt; sent with the first chunk, and again with the last, which is
             the one that TensorRT-LLM's client reads.
@@ -74,6 +75,7 @@ class StreamRow:
     is_finished: bool = False
     num_sent_chunks: int = 0
     has_started: bool = False
+    takes_text_chunks: bool = False
     text: str = ""
     context_logits: bytes = b""
 
@@ -131,6 +133,7 @@ class ResponseStream:
     is_closed: bool = False
     is_cancelling: bool = False
     is_probe_due: bool = False
+    is_probing: bool = False
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def push(self, row: StreamRow, output: RequestOutput, error: NaiadError | None) -> None:
@@ -169,6 +172,7 @@ class ResponseStream:
         """Record acknowledged chunks of this row; return whether something may have waited for them."""
         with self.lock:
             row.outstanding = max(0, row.outstanding - num_chunks)
+            self.is_probing &= self.is_waiting_for_acks
             return row.pending is not None or self.error is not None
 
     def live_sequence_ids(self) -> list[int]:
@@ -181,10 +185,10 @@ class ResponseStream:
         return any(row.outstanding for row in self.rows)
 
     @property
-    def is_held_back(self) -> bool:
-        """Whether it would send something now, if the detokenizer had acknowledged more."""
-        has_more = self.error is not None or any(row.is_held_back for row in self.rows)
-        return has_more and self.is_waiting_for_acks and not self.is_closed
+    def wants_ack(self) -> bool:
+        """Whether the next acknowledgement is urgent: it lets something be sent, or it answers a probe."""
+        is_urgent = self.is_probing or self.error is not None or any(row.is_held_back for row in self.rows)
+        return is_urgent and self.is_waiting_for_acks and not self.is_closed
 
     @property
     def has_begun(self) -> bool:
@@ -250,7 +254,8 @@ class ResponseStream:
             self.is_probe_due = False
             row = next(row for row in self.rows if not row.is_finished)
             row.outstanding += 1
-            return build_probe(row.sequence_id), False
+            self.is_probing = True
+            return build_probe(row), False
         return None
 
     def _take(self, row: StreamRow, build: ResponseBuilder) -> tuple[Tensors, bool]:

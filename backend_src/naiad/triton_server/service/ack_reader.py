@@ -44,5 +44,5 @@ class AckReader:
         while not self._is_stopping:
             self._is_wanted.wait()
             self._is_wanted.clear()
-            while self._service.is_waiting_for_acks and not self._is_stopping:
+            while self._service.needs_acks and not self._is_stopping:
                 self._service.take_acks(self._receiver.receive(_POLL_S))

@@ -36,6 +36,7 @@ from naiad.recording.recorder import Recorder
 from naiad.sequence import EngineRequest, FinishReason
 from naiad.tracing.request_trace import COMPLETION, RequestTrace, Tracer
 from naiad.triton_server.requests.tensors import RequestSource
+from naiad.triton_server.responses.short_chunk import TEXT_CHUNK
 from naiad.triton_server.responses.stream import (
     BeamRow,
     JoinedRow,
@@ -129,7 +130,7 @@ class LLMService:
     Attributes:
         last_asked_s: when the last request came, in seconds of `time.monotonic`; 0: none has.
         read_acks: called when acknowledgements that have come should be taken now.
-        want_acks: called when a stream or a trace begins to wait for one.
+        want_acks: called when the next one is urgent for a stream or a trace.
     """
 
     def __init__(
@@ -173,12 +174,12 @@ class LLMService:
         self.last_asked_s = 0.0
         self.read_acks: Callable[[], None] = lambda: None
         self.want_acks: Callable[[], None] = lambda: None
-        self._held_back: set[ResponseStream] = set()
+        self._want_ack: set[ResponseStream] = set()
 
     @property
-    def is_waiting_for_acks(self) -> bool:
-        """Whether a stream or a trace can not go on before the next acknowledgement."""
-        return bool(self._held_back) or self._handed_over.is_waiting
+    def needs_acks(self) -> bool:
+        """Whether the next acknowledgement is urgent for a stream or a trace."""
+        return bool(self._want_ack) or self._handed_over.is_waiting
 
     @property
     def stats(self) -> EngineStats:
@@ -203,7 +204,7 @@ class LLMService:
                     self._engine.stop_others(request.request_id)
                 sender.send(None, final=True)
             else:
-                self._start(request, sender, trace)
+                self._start(request, sender, trace, source)
         except NaiadError as error:
             self._refuse(sender, error, trace)
         except Exception as error:  # noqa: BLE001 — only this request fails
@@ -248,6 +249,7 @@ class LLMService:
                 continue
             stream, row = found
             has_waited = stream.acknowledge(row, ack.num_chunks)
+            self._note_whether_urgent(stream)
             if stream.is_closed and stream.trace is not None:
                 self._handed_over.acknowledged(stream)
             if ack.is_cancelled:
@@ -344,9 +346,13 @@ class LLMService:
             trace.fail(error.status, str(error))
             trace.end()
 
-    def _start(self, request: GenerateRequest, sender: Sender, trace: RequestTrace | None) -> None:
+    def _start(
+        self, request: GenerateRequest, sender: Sender, trace: RequestTrace | None, source: RequestSource
+    ) -> None:
         rows = new_stream_rows(request, self._draw_first_id)
         has_detokenizer = self._shape.has_detokenizer and request.rows[0].text is not None
+        if has_detokenizer:
+            _let_take_text_chunks(rows, source)
         stream = ResponseStream(request, sender, rows, has_detokenizer, trace)
         if trace is not None and self._tracing is not None:
             text = request.rows[0].text
@@ -405,13 +411,20 @@ class LLMService:
             # Fails if FINAL has been sent already, or if nothing can be sent.
             with contextlib.suppress(Exception):
                 stream.sender.send_error(said)
-        if stream.is_held_back:
-            self._held_back.add(stream)
+        if self._note_whether_urgent(stream):
             self.want_acks()
-        else:
-            self._held_back.discard(stream)
         if stream.is_closed:
             self._forget(stream)
+
+    def _note_whether_urgent(self, stream: ResponseStream) -> bool:
+        """Note, and return, whether the stream's next acknowledgement is urgent."""
+        with stream.lock:
+            is_urgent = stream.wants_ack
+            if is_urgent:
+                self._want_ack.add(stream)
+            else:
+                self._want_ack.discard(stream)
+        return is_urgent
 
     def _error_of(self, output: RequestOutput) -> NaiadError | None:
         if output.finish_reason is FinishReason.CANCELLED and self._shape.cancel_message:
@@ -431,6 +444,13 @@ class LLMService:
                     self._streams.pop(sequence_id, None)
             if not self._streams:
                 self._has_news.set()
+
+
+def _let_take_text_chunks(rows: Iterable[StreamRow], source: RequestSource) -> None:
+    """Let rows take `text_chunk`, unless their models were chained before there was this tensor."""
+    is_taken = TEXT_CHUNK in source.requested_outputs()
+    for row in rows:
+        row.takes_text_chunks = is_taken
 
 
 def new_stream_rows(request: GenerateRequest, draw_first_id: Callable[[int], int]) -> list[StreamRow]:

@@ -19,7 +19,7 @@ TEXT_CHUNK = "text_chunk"
 
 
 @dataclass(frozen=True, slots=True)
-class TextChunk:
+class ShortChunk:
     """New tokens of a sequence that goes on.
 
     Attributes:
@@ -43,7 +43,7 @@ class TextChunk:
         return len(self.ids) - self.num_new
 
     @classmethod
-    def read(cls, tensor: Array) -> TextChunk:
+    def read(cls, tensor: Array) -> ShortChunk:
         """Read a tensor, which any client may have sent.
 
         Args:
