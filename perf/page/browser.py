@@ -19,6 +19,7 @@ ENTER, ESCAPE, TAB, SHIFT = "\ue007", "\ue00c", "\ue004", "\ue008"
 LEFT, RIGHT, DOWN = "\ue012", "\ue014", "\ue015"
 
 _ELEMENT = "element-6066-11e4-a52e-4f735466cecf"
+_TRIES = 5
 _PORT = re.compile(r"started successfully on port (\d+)")
 _ARGUMENTS = [
     "--headless=new",
@@ -168,14 +169,28 @@ def missing() -> str:
 @contextlib.contextmanager
 def started() -> Iterator[Browser]:
     """Start a browser, and end it."""
-    with subprocess.Popen(
-        ["chromedriver", "--port=0"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    ) as driver:
+    driver, port = _driver()
+    with driver:
         try:
-            with _session(f"http://127.0.0.1:{_port_of(driver)}") as browser:
+            with _session(f"http://127.0.0.1:{port}") as browser:
                 yield browser
         finally:
             driver.terminate()
+
+
+def _driver() -> tuple[subprocess.Popen[str], int]:
+    """Start a driver; return its process and port.
+
+    It takes a free port of IPv4, and ends if that of IPv6 with the same number is not free.
+    """
+    for _ in range(_TRIES):
+        driver = subprocess.Popen(
+            ["chromedriver", "--port=0"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        if (port := _port_of(driver)) is not None:
+            return driver, port
+        driver.wait()
+    raise BrowserError("chromedriver ended")
 
 
 @contextlib.contextmanager
@@ -195,12 +210,13 @@ def _session(base: str) -> Iterator[Browser]:
         _call("DELETE", session)
 
 
-def _port_of(driver: subprocess.Popen[str]) -> int:
+def _port_of(driver: subprocess.Popen[str]) -> int | None:
+    """The port of a driver; None if it has ended."""
     assert driver.stdout is not None
     for line in driver.stdout:
         if match := _PORT.search(line):
             return int(match[1])
-    raise BrowserError("chromedriver ended")
+    return None
 
 
 def _eventually(condition: Callable[[], bool]) -> None:

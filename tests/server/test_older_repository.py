@@ -40,8 +40,11 @@ def test_each_of_its_models_serves_a_request(tmp_path: Path, leaving: Leaving, n
         written = {"text_input": strings(PROMPT), "sampling_parameters": strings(sampling)}
         texts.append(stream(server, "vllm_model", written)["text_output"].item())
         assert texts[0].startswith(PROMPT.encode())
-        fields = text_inputs(PROMPT, 8, ignore_eos=True)
-        streamed = ask(server.grpc, "ensemble", fields)
-        assert PROMPT + streamed.text == texts[0].decode()
-        assert len(streamed.responses) > 1
         assert len(set(texts)) == 1
+        whole, streamed = (
+            ask(server.grpc, "ensemble", text_inputs(PROMPT, 500, ignore_eos=True, stream=stream))
+            for stream in (False, True)
+        )
+        assert streamed.text == whole.text
+        # More than the last chunk, which comes in the older form anyway.
+        assert len(streamed.responses) > len(whole.responses) == 1
