@@ -4,9 +4,9 @@
 
 Two tenants have keys of the OpenAI API. One asks a prompt; then a guesser asks that prompt and another of the
 same length, in random order. Printed is how well the times tell the two apart: the area under the curve (AUC)
-is 0.5 if they say nothing and 1 if they always do. The first tenant guesses as well: if that does not show,
-the measurement would not show a leak either. The command ends with 1 then, and if the other tenant's area is
-above 0.6.
+is 0.5 if they say nothing, and 1 or 0 if they always do. The first tenant guesses as well: if that does not
+show, the measurement would not show a leak either. The command ends with 1 then, and if the other tenant's
+area is more than 0.1 away from 0.5.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from naiad.cli.argument_types import at_least
 from naiad.errors import InternalError
 
 OWNER, OTHER = "owner", "other"
-_MOST_OF_OTHER, _LEAST_OF_OWNER = 0.6, 0.9
+_MOST_FROM_HALF, _LEAST_OF_OWNER = 0.1, 0.9
 _PATIENCE_S = 120.0
 # More than a block of any size, so that the owner finds what it has asked.
 _LEAST_TOKENS = 129
@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     print_rows(rows)
     print("written:", write_report("prefix-oracle", vars(args), rows))
     is_shown = all(row["AUC"] >= _LEAST_OF_OWNER for row in rows if row["guesser"] == OWNER)
-    is_kept = all(row["AUC"] <= _MOST_OF_OTHER for row in rows if row["guesser"] == OTHER)
+    is_kept = all(abs(row["AUC"] - 0.5) <= _MOST_FROM_HALF for row in rows if row["guesser"] == OTHER)
     return int(not (is_shown and is_kept))
 
 
@@ -86,7 +86,7 @@ class Guesses:
         """Guess so often; how well the times tell right guesses from wrong ones.
 
         Raises:
-            InternalError: the guesser's usage counts tokens of the other tenant's cache.
+            InternalError: a usage counts tokens of the other tenant's cache, or none of the guesser's own.
         """
         right_s: list[float] = []
         wrong_s: list[float] = []
