@@ -10,10 +10,10 @@ was answered alone first, and every later answer must be the same, or its beginn
 deadline passed. In turns the engine, the OpenAI server, the gate and a model's process are killed and `llm`
 is reloaded, under load; only requests that a kill cuts off may fail. Before each the load stops: nothing may
 run or hold blocks then, and the server must have counted what its clients have heard. Memory is the anonymous
-memory of every process; its slope leaves out the first minutes of each. Descriptors and shared memory may not
-rise after these. The KV cache and what drafts keep of
-ended outputs are small, so that both are full by then: they take memory only as they fill. `--inject` gives
-the `llm` model a fault, which must be found.
+memory of every process; its slope leaves out the first minutes of each. With `--first-every-min` each kind of
+kill happens once while the processes warm up. Descriptors and shared memory may not rise after these. The KV
+cache and what drafts keep of ended outputs are small, so that both are full by then: they take memory only as
+they fill. `--inject` gives the `llm` model a fault, which must be found.
 """
 
 from __future__ import annotations
@@ -168,6 +168,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--server-log", type=Path, metavar="FILE", help="where to write the lines of the server")
     add("--questions", type=at_least(len(Door)), default=240, metavar="N", help="different requests")
     add("--every-min", type=float, default=15.0, metavar="M", help="minutes between kills and reloads")
+    add("--first-every-min", type=float, metavar="M", help="of the first round (default: --every-min)")
     add("--undisturbed", action="store_true", help="kill and reload nothing")
     add("--warm-up-min", type=float, default=5.0, metavar="M", help="of each process, not in the slope")
     add("--max-mb-per-h", type=float, default=1.0, metavar="MB", help="limit of the slope")
@@ -179,6 +180,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--only-earlier", action="store_true", help="add up the reports of earlier runs, and run nothing")
     add("--inject", choices=FAULTS, help="give the model a fault, and return 0 if it was found")
     args = parser.parse_args(argv)
+    if args.first_every_min is None:
+        args.first_every_min = args.every_min
     if args.only_earlier and not args.earlier:
         parser.error("--only-earlier: expected reports with --earlier")
     return args

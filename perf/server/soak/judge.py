@@ -13,8 +13,8 @@ from perf.server.soak.memory import ENGINE
 from perf.server.soak.questions import Heard, Question
 
 RELOAD, STUB = "reload", "text"
-# In this order, again and again.
-DISTURBANCES = (ENGINE, OPENAI, GATE, RELOAD, STUB)
+# In this order, again and again: a process that was killed then also meets the end of an engine and a reload.
+DISTURBANCES = (OPENAI, GATE, STUB, ENGINE, RELOAD)
 _BROKE = ("the connection broke", "the call broke")
 # Ends of requests whose deadline passes in the queue.
 _LATE = ("timeout", "deadline")

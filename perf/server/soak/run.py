@@ -87,7 +87,8 @@ class Soak:
             end_s, turn = 3600 * self._args.hours, 0
             watching = asyncio.create_task(self._watch())
             while self.now_s < end_s:
-                await self._stretch(min(end_s, self.now_s + 60 * self._args.every_min))
+                minutes = self._args.first_every_min if turn < len(DISTURBANCES) else self._args.every_min
+                await self._stretch(min(end_s, self.now_s + 60 * minutes))
                 if self.now_s < end_s and not self._args.undisturbed:
                     await self._disturb(DISTURBANCES[turn % len(DISTURBANCES)])
                     turn += 1
