@@ -16,8 +16,8 @@ _HEADER = f"""# Compiled kernels
 The registers and memory that each triton-lang kernel needs on the shapes it is compiled for,
 with triton {triton.__version__}. The numbers come from the compiled code; no GPU is involved.
 `python -m perf.compile_gate docs/kernels.md` writes this page, and
-`tests/kernels/test_compile_gate.py` asserts the limits. Times are not known yet; see
-[gpu-status.md](gpu-status.md).
+`tests/kernels/test_compile_gate.py` asserts the limits. Times on an H100 are in
+[performance.md](performance.md#on-a-gpu).
 
 A shape is a model's name, its dtype, the cache's block size, and the cache's dtype if it is
 quantized; FP8 needs sm_90. The shapes of Gemma compile attention for each window of their layers.

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.doc_names import ROOT, Page, missing_names, pages
+from helpers.doc_names import ROOT, Page, missing_names, pages, uneven_rows
 
 
 def page(text: str) -> Page:
@@ -22,6 +22,9 @@ def test_every_name_on_the_page_exists(each: Page) -> None:
         ("see `backend_src/naiad/gone.py`", "backend_src/naiad/gone.py"),
         ("see `gone.py`", "gone.py"),
         ("see [this](gone.md)", "gone.md"),
+        ("see [this](gone.md#part)", "gone.md#part"),
+        ("see [this](glossary.md#gone)", "glossary.md#gone"),
+        ("# Here\nsee [this](#gone)", "#gone"),
         ("`python -m naiad.gone.module`", "naiad.gone.module"),
         ("`naiad.errors.GoneError`", "naiad.errors.GoneError"),
         ("`perf.gone.throughput`", "perf.gone.throughput"),
@@ -49,10 +52,22 @@ def test_a_name_that_does_not_exist_is_found(text: str, missing: str) -> None:
         '`python -m naiad_client "x" --chat`',
         "`org/name` and `/v2/health/ready` and `temperature`",
         "[a page](https://example.org/x) and [ours](../README.md)",
+        "## What `X` does\nsee [above](#what-x-does) and [more](compatibility.md#behaviour-in-detail)",
     ],
 )
 def test_names_that_exist_pass(text: str) -> None:
     assert missing_names(page(text)) == []
+
+
+@pytest.mark.parametrize("each", pages(), ids=lambda each: str(each.path.relative_to(ROOT)))
+def test_the_rows_of_a_table_have_equally_many_cells(each: Page) -> None:
+    assert uneven_rows(each) == []
+
+
+def test_a_row_with_another_number_of_cells_is_found() -> None:
+    rows = ["| a | b |", "|---|---|", "| 1 \\| 2 | 3 |", "| 1 | 2 | 3 |"]
+
+    assert uneven_rows(page("\n".join(rows))) == ["| 1 | 2 | 3 |"]
 
 
 def test_every_page_is_read() -> None:

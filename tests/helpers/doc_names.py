@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -43,7 +44,9 @@ OTHERS_NAMES = frozenset(
 
 _FENCE = re.compile(r"^```[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _SPAN = re.compile(r"`([^`\n]+)`")
-_LINK = re.compile(r"\]\(([^)#\s]+)\)")
+_LINK = re.compile(r"\]\(([^)\s]+)\)")
+_HEADING = re.compile(r"^#+ +(.+?) *$", re.MULTILINE)
+_CELL_BORDER = re.compile(r"(?<!\\)\|")
 _OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
 _MAKE = re.compile(r"\bmake ([a-z][a-z-]*)")
 _LOAD_TOOLS = (
@@ -178,9 +181,36 @@ def _missing_in_code(code: str) -> Iterator[str]:
 
 
 def _missing_links(page: Page) -> Iterator[str]:
-    for target in _LINK.findall(page.text):
-        if "://" not in target and not (page.path.parent / target).exists():
-            yield target
+    return (target for target in _LINK.findall(page.text) if "://" not in target and not _leads(target, page))
+
+
+def _leads(target: str, page: Page) -> bool:
+    """Whether there is what a link of the page leads to."""
+    name, _, anchor = target.partition("#")
+    other = page.path.parent / name
+    if name and not other.exists():
+        return False
+    return not anchor or anchor in _anchors(other.read_text() if name else page.text)
+
+
+def _anchors(text: str) -> set[str]:
+    """What links to the headings of a page are called, as GitHub makes them."""
+    headings = _HEADING.findall(_FENCE.sub("", text))
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def uneven_rows(page: Page) -> list[str]:
+    """The rows of tables that have not as many cells as the row before them."""
+    lines = _FENCE.sub("", page.text).splitlines()
+    return [
+        line
+        for before, line in pairwise(lines)
+        if before.startswith("|") and line.startswith("|") and _num_borders(before) != _num_borders(line)
+    ]
+
+
+def _num_borders(row: str) -> int:
+    return len(_CELL_BORDER.findall(row))
 
 
 def _path_exists(name: str, page: Page) -> bool:

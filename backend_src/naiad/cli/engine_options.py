@@ -260,7 +260,7 @@ def _add_kv_events(engine: argparse._ArgumentGroup) -> None:
         "--kv-events-topic",
         type=some_text,
         metavar="TEXT",
-        help="with --kv-events-endpoint: with which every message begins, such as kv@POD@MODEL",
+        help="with --kv-events-endpoint: the topic that every message begins with, such as kv@POD@MODEL",
     )
     add(
         "--kv-events-token-ids",

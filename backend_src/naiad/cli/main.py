@@ -33,7 +33,7 @@ _COMMANDS = {
     "key": ("naiad.cli.key", "make a key for the OpenAI API"),
     "doctor": ("naiad.cli.doctor.command", "print what this machine offers and what Naiad will use"),
     "plan": ("naiad.cli.plan.command", "predict replicas, latency and cost of a load"),
-    "completion": ("", "print what makes a shell complete these commands and options"),
+    "completion": ("", "print a completion script for a shell"),
     "report": ("naiad.cli.report", "print what each tenant has used and what it costs"),
     "replay": ("naiad.cli.replay.command", "play recorded requests again and compare what they give"),
     "bench": ("naiad.cli.bench.command", "measure the engine"),

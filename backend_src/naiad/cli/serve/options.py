@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--config",
         type=Path,
         metavar="FILE",
-        help="read options from this TOML file, each by its name without the dashes; the command line's hold",
+        help="read options from this TOML file, each by its name without dashes; the command line wins",
     )
     parser.add_argument(
         "--print-config",
@@ -164,7 +164,7 @@ def _add_running(parser: argparse.ArgumentParser) -> None:
         type=at_least(1),
         default=600,
         metavar="N",
-        help="seconds that a start may be without any progress before it is given up (default: %(default)s)",
+        help="seconds without progress after which a start is given up (default: %(default)s)",
     )
     add(
         "--shutdown-delay-s",
@@ -186,7 +186,7 @@ def _add_running(parser: argparse.ArgumentParser) -> None:
         type=at_least(1),
         default=60,
         metavar="N",
-        help="seconds after which the gate and the OpenAI API end a request whose client reads nothing of "
+        help="seconds after which the gate and the OpenAI API end a request whose client reads next to nothing of "
         "its answer (default: %(default)s)",
     )
     add(
