@@ -18,6 +18,7 @@ def caller(tenant: str = "acme", secret: bytes = b"s", highest_priority: int = 0
         key=type(key)(name="name", sha256=key.sha256, tenant=tenant, limits=limits),
         meter=Meter(limits, lambda: 0.0),
         _secret=secret,
+        _knows=lambda _key: True,
     )
 
 

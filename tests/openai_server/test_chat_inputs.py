@@ -87,6 +87,16 @@ def test_blocks_are_messages(sent: Any, messages: list[dict[str, Any]]) -> None:
     assert json.dumps(sent) == before
 
 
+def test_very_many_messages_of_one_role_are_joined_at_once() -> None:
+    """To join each with all before it would copy tens of gigabytes."""
+    num = 100_000
+    (turn,) = blocks.messages_of([USER] * num, None)
+    assert turn == {**USER, "content": "\n\n".join(["Hello"] * num)}
+    use = {"type": "tool_use", "id": "a", "name": "f", "input": {}}
+    (turn,) = blocks.messages_of([{"role": "assistant", "content": [use]}] * num, None)
+    assert (turn["content"], len(turn["tool_calls"])) == ("", num)
+
+
 @pytest.mark.parametrize(
     ("sent", "system", "place"),
     [

@@ -83,6 +83,31 @@ def test_one_stream_too_many_is_refused_until_another_has_ended() -> None:
     run(test)
 
 
+def test_a_stream_ends_when_its_key_is_taken_back(tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+
+    def write(*names: str) -> None:
+        keys = [{"name": name, "sha256": digest_of(name), "tenant": "t"} for name in names]
+        path.write_text(json.dumps({"keys": keys}))
+        path.chmod(0o600)
+
+    async def test(open_one: Open) -> None:
+        kept, lost = await open_one("a"), await open_one("b")
+        assert b"event: snapshot\n" in await lost.content.readline()
+        write("a")
+        gate.reload()
+        while await lost.content.readline():
+            pass
+        assert lost.content.at_eof()
+        for _ in range(50):
+            assert await kept.content.readline()
+        kept.close()
+
+    write("a", "b")
+    gate = Gate(path)
+    run(test, gate)
+
+
 def test_each_key_has_its_own_streams(tmp_path: Path) -> None:
     async def test(open_one: Open) -> None:
         # Requests of their own limit do not count these streams.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -66,6 +67,7 @@ class FakeModel:
         fails: the error with which it ends them.
         has_token: whether a token comes before that.
         num_asked: requests that it has read.
+        timeout_s: the time that the last of them had.
     """
 
     def __init__(self, reader: RequestReader, table: Any) -> None:
@@ -75,6 +77,7 @@ class FakeModel:
         self.fails: NaiadError | None = None
         self.has_token = True
         self.num_asked = 0
+        self.timeout_s: float | None = None
 
     async def loaded(self) -> Any:
         return SimpleNamespace(tokenizer=self._tokenizer)
@@ -82,6 +85,7 @@ class FakeModel:
     async def begin(self, _loaded: Any, read: Callable[[RequestReader], Any]) -> Any:
         asked = await asyncio.to_thread(read, self._reader)
         self.num_asked += 1
+        self.timeout_s = asked.request.timeout_s
         if self.refuses is not None:
             raise self.refuses
         return asked, Finished(self.fails, self.has_token)
@@ -101,6 +105,8 @@ class Desk:
         self.away: NaiadError | None = None
         self.fallbacks = Fallbacks({"first": "second"})
         self.meter = Meter(Limits(tokens_per_minute=100), lambda: 0.0)
+        # How long ago the headers of the next request came.
+        self.age_s = 0.0
 
     def get(self, name: str) -> FakeModel:
         if name == "first" and self.away is not None:
@@ -112,7 +118,7 @@ class Desk:
             models: Any = SimpleNamespace(get=self.get, by_name=lambda: self.by_name)
             bodies = BodyReader(ThreadPoolExecutor(1), is_lenient=False)
             request: Any = SentBody({"model": model, "prompt": [5] * 10, "max_tokens": 1, **fields})
-            request[BEGAN_S] = 0.0
+            request[BEGAN_S] = time.monotonic() - self.age_s
             watch: Any = SimpleNamespace(answer=_raw)
             routes = GenerateRoutes(models, bodies, watch, None, self.fallbacks)
             raw: Any = await routes.completion(request)
@@ -134,7 +140,9 @@ async def _raw(_request: Any, raw: bytes) -> bytes:
 def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Desk:
     made = Desk(tmp_path)
     _, key = new_key("name", "tenant", "user")
-    monkeypatch.setattr(generate, "caller_of", lambda _request: Caller(key, made.meter, b"secret"))
+    monkeypatch.setattr(
+        generate, "caller_of", lambda _request: Caller(key, made.meter, b"secret", lambda _key: True)
+    )
     return made
 
 
@@ -191,9 +199,17 @@ def test_a_fallback_that_does_not_serve_leaves_the_error(desk: Desk) -> None:
     assert desk.num_fallbacks == 0
 
 
-def test_a_request_whose_time_is_up_is_not_asked_again(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_other_one_has_what_is_left_of_the_time(desk: Desk) -> None:
+    desk.first.refuses = UnavailableError("the queue is full")
+    desk.age_s = 9_000.0
+    desk.ask(timeout_s=10_000)
+    assert desk.second.timeout_s is not None
+    assert 0 < desk.second.timeout_s <= 1_000
+
+
+def test_a_request_whose_time_is_up_is_not_asked_again(desk: Desk) -> None:
     desk.first.refuses = UnavailableError("timeout")
-    monkeypatch.setattr(generate.time, "monotonic", lambda: 1e9)
+    desk.age_s = 1.0
     with pytest.raises(UnavailableError):
         desk.ask(timeout_s=0.5)
     assert desk.second.num_asked == 0

@@ -54,7 +54,9 @@ def test_who_leaves_before_the_engine_has_the_request_pays_for_its_prompt(
 ) -> None:
     _, key = new_key("name", "tenant", "user")
     meter = Meter(Limits(tokens_per_minute=100), lambda: 0.0)
-    monkeypatch.setattr(generate, "caller_of", lambda _request: Caller(key, meter, b"secret"))
+    monkeypatch.setattr(
+        generate, "caller_of", lambda _request: Caller(key, meter, b"secret", lambda _key: True)
+    )
 
     async def leave() -> None:
         model = BusyModel(reader)

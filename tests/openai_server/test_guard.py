@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from aiohttp import ClientSession, web
+from aiohttp import ClientError, ClientSession, web
 
 from naiad.openai_server.api.bodies import DetokenizeBody
 from naiad.openai_server.body_reader import BodyReader
@@ -182,6 +182,18 @@ def test_a_body_that_does_not_come_is_not_waited_for() -> None:
 )
 def test_hosts(app: web.Application, host: str, status: int) -> None:
     assert post(app, BODY, Host=host)[0] == status
+
+
+def test_a_failure_after_the_beginning_of_an_answer_breaks_it_off(app: web.Application) -> None:
+    async def fail(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write(b"the beginning")
+        raise KeyError
+
+    app.router.add_post("/fail", fail)
+    with pytest.raises(ClientError):
+        post(app, BODY, path="/fail")
 
 
 TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +13,9 @@ from aiohttp import ClientSession, web
 
 from naiad.errors import EngineAwayError
 from naiad.openai_server import load_report
+from naiad.openai_server.access.gate import Gate
+from naiad.openai_server.access.key_file import digest_of
+from naiad.openai_server.guard import Guard
 from naiad.openai_server.load_report import ANSWERED, ASKED, LoadReport, Rate
 from naiad.outputs import EngineStats
 
@@ -38,6 +42,8 @@ def header(
     asked: str | None = "json",
     status: int = 200,
     method: str = "GET",
+    gate: Gate | None = None,
+    key: str = "",
 ) -> str | None:
     """What one request is told of models that answer so."""
 
@@ -49,15 +55,17 @@ def header(
         async def answer(_request: web.Request) -> web.Response:
             return web.Response(status=status, text="whole")
 
-        app = web.Application()
-        app.on_response_prepare.append(LoadReport(models).prepare)
-        app.router.add_route("*", "/", answer)
+        app = web.Application(middlewares=[Guard((), (), gate).middleware])
+        app.on_response_prepare.append(LoadReport(models, gate).prepare)
+        # Whoever has no key may ask for it.
+        app.router.add_route("*", "/health", answer)
         runner = web.AppRunner(app)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         host, port = runner.addresses[0]
-        headers = {} if asked is None else {ASKED: asked}
-        url = f"http://{host}:{port}/"
+        headers = {"Content-Type": "application/json"} | ({} if asked is None else {ASKED: asked})
+        headers |= {"Authorization": f"Bearer {key}"} if key else {}
+        url = f"http://{host}:{port}/health"
         async with ClientSession() as session, session.request(method, url, headers=headers) as got:
             assert (got.status, await got.text()) == (status, "whole")
             told = got.headers.get(ANSWERED)
@@ -116,10 +124,37 @@ def test_who_does_not_ask_for_a_known_format_is_told_nothing(asked: str | None) 
     assert header(BUSY, asked=asked) is None
 
 
-@pytest.mark.parametrize("status", [401, 403])
-def test_strangers_are_told_nothing(status: int) -> None:
-    assert header(BUSY, status=status) is None
-    assert header(BUSY, status=503) is not None
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A file of keys: a user "u" and an operator "o"."""
+    keys = [
+        {"name": name, "sha256": digest_of(name), "tenant": "t", "role": role}
+        for name, role in (("u", "user"), ("o", "operator"))
+    ]
+    path = tmp_path / "keys.json"
+    path.write_text(json.dumps({"keys": keys}))
+    path.chmod(0o600)
+    return path
+
+
+def test_where_there_are_keys_strangers_are_told_nothing(path: Path) -> None:
+    gate = Gate(path)
+    assert header(BUSY, gate=gate) is None
+    assert header(BUSY, gate=gate, key="unknown") is None
+    assert header(BUSY, gate=Gate(path, metrics_open=True)) == header(BUSY)
+
+
+@pytest.mark.parametrize("asked", ["json", "text"])
+def test_a_user_is_told_what_a_load_balancer_weighs_by_and_an_operator_everything(
+    path: Path, asked: str
+) -> None:
+    gate = Gate(path)
+    told = header(BUSY, gate=gate, key="u", asked=asked) or ""
+    assert "application_utilization" in told
+    assert "rps_fractional" in told
+    assert "kv_cache" not in told
+    assert "waiting" not in told
+    assert header(BUSY, gate=gate, key="o", asked=asked) == header(BUSY, asked=asked)
 
 
 def test_an_engine_that_does_not_answer_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,17 +37,9 @@ def directory() -> Iterator[Path]:
 def test_a_loaded_model_is_expected_back_however_long_its_engine_takes(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(model_names, "_EXPECTED_BACK_S", 0.5)
+    monkeypatch.setattr(model_names, "EXPECTED_BACK_S", 0.5)
     instance, number_lock = claim_instance(os.getpid(), "llm")
-    recorder = Recorder()
-    engine = EngineClient(
-        EngineConfig(model_dir=str(directory)),
-        instance.engine_socket,
-        recorder.on_outputs,
-        recorder.on_lost,
-        command=fake_command("good"),
-    )
-    engine.start()
+    engine = serving(directory, instance.engine_socket)
 
     async def test() -> None:
         with ThreadPoolExecutor(1) as pool:
@@ -75,6 +67,58 @@ def test_a_loaded_model_is_expected_back_however_long_its_engine_takes(
     finally:
         engine.close(timeout_s=0)
         number_lock.release()
+
+
+def test_a_name_stays_with_its_model_while_its_engine_is_away(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two models have one checkpoint. The other one answers for nobody because an engine starts again."""
+    claims = [claim_instance(os.getpid(), name) for name in ("llm_b", "llm_a")]
+    engines = [serving(directory, instance.engine_socket) for instance, _ in claims]
+
+    async def test() -> None:
+        with ThreadPoolExecutor(1) as pool:
+            models = LocalModels(os.getpid(), pool, FamilyChoices())
+            while len(models.by_name()) < 2:
+                await models.look()
+            assert {name: model.engine for name, model in models.by_name().items()} == {
+                "fake": "llm_a",
+                "llm_b": "llm_b",
+            }
+            engines[1].close(timeout_s=0)
+            while len(models.by_name()) == 2:
+                await asyncio.sleep(0.01)
+            await models.look()
+            with pytest.raises(EngineAwayError):
+                models.get("fake")
+            assert models.get("llm_b").engine == "llm_b"
+            # It is unloaded, and not expected back any more: its name is free.
+            monkeypatch.setattr(model_names, "EXPECTED_BACK_S", 0.0)
+            claims[1][1].release()
+            await asyncio.sleep(0.01)
+            await models.look()
+            assert models.get("fake").engine == "llm_b"
+            await models.close()
+
+    try:
+        asyncio.run(asyncio.wait_for(test(), 60))
+    finally:
+        for engine, (_, number_lock) in zip(engines, claims, strict=True):
+            engine.close(timeout_s=0)
+            number_lock.release()
+
+
+def serving(directory: Path, engine_socket: Path) -> EngineClient:
+    recorder = Recorder()
+    engine = EngineClient(
+        EngineConfig(model_dir=str(directory)),
+        engine_socket,
+        recorder.on_outputs,
+        recorder.on_lost,
+        command=fake_command("good"),
+    )
+    engine.start()
+    return engine
 
 
 def test_a_name_that_nobody_has_heard_yet_is_not_refused(directory: Path) -> None:
@@ -168,15 +212,7 @@ def serve_three_times(directory: Path, model_dir: Path, *, change: bool) -> None
     instance, number_lock = claim_instance(os.getpid(), "llm")
 
     async def served_once(models: LocalModels) -> None:
-        recorder = Recorder()
-        engine = EngineClient(
-            EngineConfig(model_dir=str(model_dir)),
-            instance.engine_socket,
-            recorder.on_outputs,
-            recorder.on_lost,
-            command=fake_command("good"),
-        )
-        engine.start()
+        engine = serving(model_dir, instance.engine_socket)
         try:
             while not models.by_name():
                 await models.look()

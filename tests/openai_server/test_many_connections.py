@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -160,6 +161,31 @@ def test_a_connection_that_was_lost_before_its_answer_does_not_wait_for_its_clie
         connection.connection_lost(None)
         connection.end()  # type: ignore[attr-defined]
         assert (watch._num_open, watch._idle) == (0, {})
+
+    asyncio.run(test())
+
+
+def test_a_connection_waits_for_its_client_only_when_all_its_requests_are_answered() -> None:
+    async def test() -> None:
+        watch = ConnectionWatch(timeout_s=60, max_connections=2)
+        connections: list[Any] = [watch.around(asyncio.Protocol)() for _ in range(2)]
+        for each in connections:
+            transport = mock.create_autospec(asyncio.Transport, instance=True)
+            transport.is_closing.return_value = False
+            each.connection_made(transport)
+        first, second = connections
+        first.begin()
+        first.end()
+        # Its second request came in one piece with the first.
+        first.begin()
+        assert list(watch._idle) == []
+        second.begin()
+        second.end()
+        first.end()
+        # The one that has waited longest comes first.
+        assert list(watch._idle) == [second, first]
+        second.end()
+        assert list(watch._idle) == [first, second]
 
     asyncio.run(test())
 

@@ -12,6 +12,7 @@ from helpers.tiny_tokenizers import byte_level_tokenizer, write_tokenizer
 from naiad.frontend.limits import ModelLimits
 from naiad.frontend.prompt import PromptEncoder
 from naiad.frontend.request import GenerateRequest
+from naiad.openai_server.api import reading
 from naiad.openai_server.api.bodies import ChatBody, CompletionBody
 from naiad.openai_server.api.errors import APIError
 from naiad.openai_server.api.messages import plain_messages
@@ -134,3 +135,15 @@ def test_what_is_wrong_with_a_prompt_names_the_field(reader: RequestReader) -> N
         chat(reader, "\ufdd0")
     assert (caught.value.status, caught.value.param) == (400, "messages")
     assert refusal(reader, prompt="a" * 100_000).param == "prompt"
+
+
+def test_prompts_come_back_only_so_often(reader: RequestReader, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "_MAX_ECHOED_CHARS", 4 * len("Hello"))
+    assert completion(reader, echo=True, n=4).num_sequences == 4
+    error = refusal(reader, echo=True, n=5)
+    assert error.param == "n"
+    assert "25 characters" in error.message
+    assert refusal(reader, echo=True, n=2, prompt=["Hello"] * 3).param == "n"
+    assert refusal(reader, return_token_ids=True, n=4).param == "n"
+    # What does not come back is not counted.
+    assert completion(reader, n=16).num_sequences == 16

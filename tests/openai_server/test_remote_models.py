@@ -377,6 +377,24 @@ def test_an_input_that_the_model_lacks_is_refused_by_name(checkpoint: Path) -> N
     run(test)
 
 
+def test_a_model_that_is_loaded_anew_between_two_looks_is_read_again(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test() -> None:
+        async with remote(checkpoint) as (fake, models):
+            before = models.get("text")
+            fake.configs["text"].parameters["max_model_len"].string_value = "20"
+            await models.look()
+            assert models.get("text") is before
+            monkeypatch.setattr(models, "_read_again_s", 0.0)
+            kept = models.get("ensemble")
+            await models.look()
+            assert models.get("text").max_model_len == 20
+            assert models.get("ensemble") is kept
+
+    run(test)
+
+
 def shape_of(config: Any, *behind: Any) -> Any:
     return read_shape(config, behind)
 

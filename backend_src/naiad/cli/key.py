@@ -19,7 +19,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--role",
         choices=("user", "operator"),
         default="user",
-        help="operators may read the metrics, /health/deep and what the engine view shows of others (default: %(default)s)",
+        help="operators may read the metrics, /health/deep and what the engine view shows of others "
+        "(default: %(default)s)",
     )
 
 

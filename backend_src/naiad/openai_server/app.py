@@ -128,7 +128,7 @@ def make_app(
     )
     app[HEALTH] = health
     app.on_response_prepare.append(guard.prepare)
-    app.on_response_prepare.append(LoadReport(models).prepare)
+    app.on_response_prepare.append(LoadReport(models, gate).prepare)
     app.on_response_prepare.append(health.prepare)
     tracer = None if spans is None else Tracer(spans)
     generate = GenerateRoutes(models, bodies, watch, tracer, options.fallbacks)

@@ -82,6 +82,7 @@ class ConnectionWatch:
 
     def is_idle(self, connection: _Connection) -> None:
         """Take note that a connection waits for its client's next request from now on."""
+        self._idle.pop(connection, None)  # the longest wait comes first
         self._idle[connection] = time.monotonic()
 
     def is_busy(self, connection: _Connection) -> None:
@@ -116,6 +117,8 @@ class _Connection(asyncio.Protocol):
     def begin(self) -> None:
         """A request's headers are complete: what comes next is its body."""
         self._has_request = True
+        # It may have come with the request before it.
+        self._watch.is_busy(self)
         self._stop_timer()
 
     def end(self) -> None:

@@ -102,7 +102,7 @@ class EngineRoutes:
             return await self._follow(request, name, viewer)
 
     async def _follow(self, request: web.Request, name: str, viewer: Viewer) -> web.StreamResponse:
-        watcher = self.watch.enter(name)
+        watcher, caller = self.watch.enter(name), caller_of(request)
         stream = EventStream(request, watcher.nudge)
         self.streams.streams.add(stream)
         try:
@@ -112,6 +112,9 @@ class EngineRoutes:
                 is_over = False
                 while not is_over:
                     news = await watcher.next()
+                    if caller is not None and not caller.is_known:
+                        # Its key was taken back, or may see less now.
+                        break
                     if not news:
                         await stream.comment()
                     for each in news:

@@ -42,6 +42,8 @@ from naiad.tracing.request_trace import CHAT, COMPLETION, RequestTrace, Tracer
 # How long the headers of a stream wait for the engine's answer: a refusal comes at once and gets a status of
 # its own, and a request in the queue has been admitted.
 _ADMISSION_S = 1.0
+# For the engine a request has a deadline that lies ahead.
+_SOON_S = 1e-6
 # In a request whose prompt its key has paid for.
 _CHARGED = "naiad.charged"
 _CLIENT_GONE = (CancelledError.status, "the client is gone")
@@ -202,6 +204,9 @@ class GenerateRoutes:
 
         def read_as_caller(reader: RequestReader) -> AskedGeneration:
             asked = replace(read(reader, body, answer_id), context=context, trace=trace)
+            if body.timeout_s is not None:
+                left_s = max(_left_s(request, body.timeout_s), _SOON_S)
+                asked = replace(asked, request=replace(asked.request, timeout_s=left_s))
             if trace is not None:
                 trace.submit(asked.request, loaded.info.checkpoint.served_name)
             if caller is None:
@@ -247,7 +252,12 @@ class GenerateRoutes:
 
 def _is_late(request: web.Request, body: SamplingBody) -> bool:
     """Whether the time that a request has set itself has passed."""
-    return body.timeout_s is not None and time.monotonic() - request[BEGAN_S] >= body.timeout_s
+    return body.timeout_s is not None and _left_s(request, body.timeout_s) <= 0
+
+
+def _left_s(request: web.Request, timeout_s: float) -> float:
+    """What is left of a request's time, which began with its headers."""
+    return timeout_s - (time.monotonic() - request[BEGAN_S])
 
 
 async def _whole(generation: Generation, writer: Writer, tally: Tally) -> bytes:

@@ -89,6 +89,9 @@ class Guard:
             trace = parent and f" ({parent})"
             identity = request_id_of(request)
             logger.error("a request failed%s [request id: %s]: %s", trace, identity, place_of(error))
+            if request.writer.output_size and request.transport is not None:
+                # A part of the answer has been sent: its client sees that it is not whole.
+                request.transport.abort()
             response = answer(APIError(500, "internal error"), request)
         return response
 

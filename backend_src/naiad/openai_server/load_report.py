@@ -13,10 +13,12 @@ import asyncio
 import json
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from aiohttp import web
 
+from naiad.openai_server.access.gate import Gate, caller_of
 from naiad.openai_server.engines.interface import Models
 from naiad.outputs import EngineStats
 
@@ -25,16 +27,15 @@ ASKED, ANSWERED = "endpoint-load-metrics-format", "endpoint-load-metrics"
 PATIENCE_S = 0.25
 # Over how many seconds requests are counted.
 _SPAN_S = 10.0
-# Who was not let in learns nothing.
-_STRANGERS = (401, 403)
 
 
 class LoadReport:
     """Adds the header to answers."""
 
-    def __init__(self, models: Models) -> None:
-        """Report the load of these models."""
+    def __init__(self, models: Models, gate: Gate | None = None) -> None:
+        """Report the load of these models; `gate` checks keys, None: nobody needs one."""
         self._models = models
+        self._gate = gate
         self._requests = Rate()
 
     async def prepare(self, request: web.BaseRequest, response: web.StreamResponse) -> None:
@@ -42,11 +43,16 @@ class LoadReport:
         if request.method == "POST" and response.status < 400:
             self._requests.add(time.monotonic())
         write = {"text": as_text, "json": as_json}.get(request.headers.get(ASKED, "").strip().lower())
-        if write is None or response.status in _STRANGERS:
+        caller = caller_of(request)
+        is_open = self._gate is None or self._gate.metrics_open
+        if write is None or (caller is None and not is_open):
             return
         found = await self._stats()
         if found:
-            response.headers[ANSWERED] = write(found, self._requests.at(time.monotonic()))
+            # How full the cache is tells when others send prompts, and how long these are.
+            named = named_metrics(found) if is_open or (caller and caller.key.role == "operator") else {}
+            rate = self._requests.at(time.monotonic())
+            response.headers[ANSWERED] = write(utilization(found), rate, named)
 
     async def _stats(self) -> list[EngineStats]:
         asked = [asyncio.ensure_future(model.snapshot()) for model in self._models.by_name().values()]
@@ -91,17 +97,13 @@ def utilization(stats: Sequence[EngineStats]) -> float:
     return round(max((each.num_running + each.num_waiting) / max(each.max_num_seqs, 1) for each in stats), 4)
 
 
-def as_text(stats: Sequence[EngineStats], rate: float) -> str:
+def as_text(load: float, rate: float, named: Mapping[str, float]) -> str:
     """The header's value in the text format; `rate` is in requests per second."""
-    named = ", ".join(f"named_metrics.{name}={value:g}" for name, value in named_metrics(stats).items())
-    return f"TEXT application_utilization={utilization(stats):g}, rps_fractional={rate:.4g}, {named}"
+    metrics = [f"named_metrics.{name}={value:g}" for name, value in named.items()]
+    return ", ".join([f"TEXT application_utilization={load:g}", f"rps_fractional={rate:.4g}", *metrics])
 
 
-def as_json(stats: Sequence[EngineStats], rate: float) -> str:
+def as_json(load: float, rate: float, named: Mapping[str, float]) -> str:
     """The header's value as JSON; `rate` is in requests per second."""
-    report = {
-        "application_utilization": utilization(stats),
-        "rps_fractional": round(rate, 4),
-        "named_metrics": named_metrics(stats),
-    }
-    return f"JSON {json.dumps(report)}"
+    report: dict[str, Any] = {"application_utilization": load, "rps_fractional": round(rate, 4)}
+    return f"JSON {json.dumps(report | ({'named_metrics': named} if named else {}))}"

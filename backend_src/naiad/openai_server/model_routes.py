@@ -7,7 +7,6 @@ import contextlib
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 
-import msgspec
 from aiohttp import web
 
 import naiad
@@ -29,6 +28,8 @@ from naiad.openai_server.engines.interface import LoadedCheckpoint, Model, Model
 from naiad.openai_server.route import Route
 from naiad.tokenization import decode
 
+# How many times the window's tokens may be turned into text at once.
+_MAX_WINDOWS = 4
 _CAPABILITIES = {"completion": True, "chat": True, "vision": False}
 
 
@@ -103,7 +104,7 @@ class ModelRoutes:
     async def list_models(self, _request: web.Request) -> web.Response:
         """Answer `GET /v1/models`."""
         cards = [await _card(name, model) for name, model in self.models.by_name().items()]
-        return _json(ModelList(data=[card for card in cards if card is not None]))
+        return _json(encode(ModelList(data=[card for card in cards if card is not None])))
 
     async def one_model(self, request: web.Request) -> web.Response:
         """Answer `GET /v1/models/{name}`; a name may hold slashes."""
@@ -111,7 +112,7 @@ class ModelRoutes:
         card = await _card(name, self.models.get(name))
         if card is None:
             raise unknown_model(name)
-        return _json(card)
+        return _json(encode(card))
 
     async def tokenize(self, request: web.Request) -> web.Response:
         """Answer `POST /tokenize`."""
@@ -119,32 +120,17 @@ class ModelRoutes:
         loaded = await self.models.get(body.model).loaded()
         loop = asyncio.get_running_loop()
         async with self.bodies.turn(request):
-            ids = await loop.run_in_executor(self.pool, _token_ids, body, loaded)
-        tokens = LogProbWriter(loaded.tokenizer.table, 0)
-        return _json(
-            TokenizeAnswer(
-                count=len(ids),
-                max_model_len=loaded.info.max_model_len,
-                tokens=ids,
-                token_strs=[tokens.token(each) for each in ids] if body.return_token_strs else None,
-            )
-        )
+            raw = await loop.run_in_executor(self.pool, lambda: encode(_tokenized(body, loaded)))
+        return _json(raw)
 
     async def detokenize(self, request: web.Request) -> web.Response:
         """Answer `POST /detokenize`."""
         body = await self.bodies.read(request, DetokenizeBody)
         loaded = await self.models.get(body.model).loaded()
-        size = loaded.info.vocab_size
-        bad = next((each for each in body.tokens if not 0 <= each < size), None)
-        if bad is not None:
-            raise APIError(400, f"tokens holds {bad}: expected token ids in [0, {size}).", param="tokens")
-        table = loaded.tokenizer.table
         loop = asyncio.get_running_loop()
         async with self.bodies.turn(request):
-            text = await loop.run_in_executor(
-                self.pool, lambda: decode(table, body.tokens, skip_special_tokens=False)
-            )
-        return _json(DetokenizeAnswer(text))
+            raw = await loop.run_in_executor(self.pool, lambda: encode(_detokenized(body, loaded)))
+        return _json(raw)
 
     async def count_tokens(self, request: web.Request) -> web.Response:
         """Answer `POST /v1/messages/count_tokens`."""
@@ -153,11 +139,33 @@ class ModelRoutes:
         loop = asyncio.get_running_loop()
         async with self.bodies.turn(request):
             count = await loop.run_in_executor(self.pool, num_tokens, loaded.reader, body)
-        return _json(count)
+        return _json(encode(count))
 
     async def version(self, _request: web.Request) -> web.Response:
         """Answer `GET /version`."""
-        return _json({"version": naiad.__version__})
+        return _json(encode({"version": naiad.__version__}))
+
+
+def _tokenized(body: TokenizeBody, loaded: LoadedCheckpoint) -> TokenizeAnswer:
+    ids = _token_ids(body, loaded)
+    tokens = LogProbWriter(loaded.tokenizer.table, 0)
+    return TokenizeAnswer(
+        count=len(ids),
+        max_model_len=loaded.info.max_model_len,
+        tokens=ids,
+        token_strs=[tokens.token(each) for each in ids] if body.return_token_strs else None,
+    )
+
+
+def _detokenized(body: DetokenizeBody, loaded: LoadedCheckpoint) -> DetokenizeAnswer:
+    size, most = loaded.info.vocab_size, _MAX_WINDOWS * loaded.info.max_model_len
+    if len(body.tokens) > most:
+        message = f"tokens holds {len(body.tokens)} ids: at most {most} are allowed."
+        raise APIError(400, message, param="tokens")
+    bad = next((each for each in body.tokens if not 0 <= each < size), None)
+    if bad is not None:
+        raise APIError(400, f"tokens holds {bad}: expected token ids in [0, {size}).", param="tokens")
+    return DetokenizeAnswer(decode(loaded.tokenizer.table, body.tokens, skip_special_tokens=False))
 
 
 def _token_ids(body: TokenizeBody, loaded: LoadedCheckpoint) -> list[int]:
@@ -190,5 +198,5 @@ async def _card(name: str, model: Model) -> ModelCard | None:
     )
 
 
-def _json(answer: msgspec.Struct | dict[str, str]) -> web.Response:
-    return web.Response(body=encode(answer), content_type="application/json")
+def _json(raw: bytes) -> web.Response:
+    return web.Response(body=raw, content_type="application/json")

@@ -186,8 +186,8 @@ def _add_running(parser: argparse.ArgumentParser) -> None:
         type=at_least(1),
         default=60,
         metavar="N",
-        help="seconds after which the gate and the OpenAI API end a request whose client reads next to nothing of "
-        "its answer (default: %(default)s)",
+        help="seconds after which the gate and the OpenAI API end a request whose client reads next to "
+        "nothing of its answer (default: %(default)s)",
     )
     add(
         "--record",

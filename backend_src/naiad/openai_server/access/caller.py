@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import msgspec
@@ -26,6 +27,12 @@ class Caller:
     key: Key
     meter: Meter
     _secret: bytes = field(repr=False)
+    _knows: Callable[[Key], bool] = field(repr=False)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the file of keys still has this entry, as it was."""
+        return self._knows(self.key)
 
     def own(self, asked: AskedGeneration, priority: int | None) -> AskedGeneration:
         """Return the request as the tenant's: with its share, its salt and a priority that the key allows.

@@ -49,8 +49,8 @@ class Gate:
         Raises:
             StartupError: the file is wrong, and nothing was kept; the message says how.
         """
+        self.metrics_open = metrics_open
         self._path = path
-        self._metrics_open = metrics_open
         self._clock = clock
         # A restart draws another one: it costs what was cached, and no salt can be found out.
         self._secret = secrets.token_bytes(_SECRET_BYTES)
@@ -92,11 +92,11 @@ class Gate:
             APIError: the request needs a key, and has none, or one that is not known or lacks the role.
         """
         resource = request.match_info.route.resource
-        need = need_of(None if resource is None else resource.canonical, metrics_open=self._metrics_open)
+        need = need_of(None if resource is None else resource.canonical, metrics_open=self.metrics_open)
         presented = _presented(request)
         key = None if presented is None else self.find(presented)
         if key is not None:
-            request[_CALLER] = Caller(key, self._meters[key.name], self._secret)
+            request[_CALLER] = Caller(key, self._meters[key.name], self._secret, self._knows)
         if need == "nothing":
             return
         if key is None:
@@ -104,6 +104,9 @@ class Gate:
         if need == "operator" and key.role != "operator":
             message = f"The key {key.name} has the role {key.role}: this route needs the role operator."
             raise APIError(403, message, code="insufficient_permissions")
+
+    def _knows(self, key: Key) -> bool:
+        return key in self._keys
 
     def find(self, presented: str) -> Key | None:
         """Return the entry of a key, in a time that does not depend on how near an entry it comes."""

@@ -46,6 +46,9 @@ _COMPLETION_TOKENS = 16
 _MAX_PROMPTS = 1024
 # Of one request, each choice of a prompt counted; as JSON they have about 60 bytes each.
 _MAX_PROMPT_LOG_PROBS = 1_000_000
+# In one answer, each choice of a prompt counted.
+_MAX_ECHOED_CHARS = 32 * 1024 * 1024
+_CHARS_OF_ID = 8
 # In the lists of one request, each prompt counted: the engine gets them with every prompt.
 _MAX_REPEATED_IDS = 4_000_000
 # Tokens at the end of a prompt that say whether the model has begun to reason.
@@ -148,9 +151,12 @@ class RequestReader:
         _check_num_repeated_ids(body, len(prompts))
         encoded = self._encode_all(prompts, row, body)
         form = read_format(body.response_format, body.structured_outputs)
+        request = self._build(row, encoded, body, request_id, form)
+        echoes = self._echoes(prompts, encoded, body) if body.echo else ()
+        _check_num_echoed(request, echoes, returns_ids=bool(body.return_token_ids))
         return AskedGeneration(
-            request=self._build(row, encoded, body, request_id, form),
-            echoes=self._echoes(prompts, encoded, body) if body.echo else (),
+            request=request,
+            echoes=echoes,
             num_log_probs=body.logprobs,
             drops_tokens=drops_tokens,
             text_form=TextForm(
@@ -428,6 +434,20 @@ def _check_num_prompt_log_probs(request: GenerateRequest, param: str) -> None:
             f"prompts' {num_tokens} tokens, each choice counted: at most {_MAX_PROMPT_LOG_PROBS} are allowed."
         )
         raise APIError(400, message, param=param)
+
+
+def _check_num_echoed(request: GenerateRequest, echoes: Sequence[str], *, returns_ids: bool) -> None:
+    """Refuse prompts that would come back too often: each choice begins with its prompt."""
+    width = request.outputs.num_sequences
+    num_chars = sum(map(len, echoes))
+    if returns_ids:
+        num_chars += _CHARS_OF_ID * sum(len(row.prompt_token_ids) for row in request.rows)
+    if width * num_chars > _MAX_ECHOED_CHARS:
+        message = (
+            f"n = {width}: the prompts would come back with {width * num_chars} characters, each choice "
+            f"counted: at most {_MAX_ECHOED_CHARS} are allowed with echo and return_token_ids."
+        )
+        raise APIError(400, message, param="n")
 
 
 def _prompts(prompt: Prompt) -> Iterator[dict[str, Any]]:

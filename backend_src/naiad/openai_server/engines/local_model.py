@@ -133,12 +133,16 @@ class LocalModel:
             APIError: the body is not valid.
             NaiadError: the engine does not take requests.
         """
-        begun = self._loop.run_in_executor(self._pool, self._begin, loaded, read)
+        work = self._pool.submit(self._begin, loaded, read)
+        begun = asyncio.wrap_future(work)
         try:
             return await asyncio.shield(begun)
         except asyncio.CancelledError:
-            # The client is gone, but the request may be on its way to the engine.
-            begun.add_done_callback(_close)
+            # The client is gone. Work that waits for a thread is not begun any more; else the request may be
+            # on its way to the engine, and its turn and its place among its key's requests last as long.
+            if not work.cancel():
+                begun.add_done_callback(_close)
+                await asyncio.wait([begun])
             raise
 
     def report(self, batch: ObservationBatch) -> None:

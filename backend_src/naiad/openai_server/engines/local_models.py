@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from naiad.engine_process.instance import claimed_names, engine_names, owner_nam
 from naiad.engine_process.observations import ObservationBatch
 from naiad.engine_process.runtime_dir import runtime_directories_below
 from naiad.openai_server.api.parsing.families import FamilyChoices
+from naiad.openai_server.engines import model_names
 from naiad.openai_server.engines.local_model import LocalModel, MakeRecorder
 from naiad.openai_server.engines.model_names import ModelNames
 
@@ -47,6 +49,9 @@ class LocalModels:
         # all are read by one thread, which has room for the next where an earlier one was.
         self._loader = ThreadPoolExecutor(1, "openai-load")
         self._models: dict[_Key, LocalModel] = {}
+        self._last_seen_s: dict[_Key, float] = {}
+        # The name that a model's engine has told last, and the one by which clients know the model.
+        self._told: dict[_Key, str] = {}
         self._served_as: dict[_Key, str] = {}
         self._names = ModelNames()
         self._has_looked = False
@@ -61,36 +66,56 @@ class LocalModels:
             await asyncio.sleep(_LOOK_S)
 
     async def look(self) -> None:
-        """Look once: connect to new engines, and leave those whose server is gone."""
+        """Look once: connect to new engines, and leave those that are gone for good."""
         loop = asyncio.get_running_loop()
         found, owners, claimed = await loop.run_in_executor(self._pool, self._engines)
         self._present = found | owners
         for key in found - self._models.keys():
             pools = (self._pool, self._loader)
             self._models[key] = LocalModel(*key, loop, *pools, self._families, self._make_recorder)
-        directories = {directory for directory, _ in found | claimed}
-        for key in [
-            key for key in self._models if key[0] not in directories and self._models[key].info is None
-        ]:
-            closed = self._models.pop(key)
-            self._served_as.pop(key, None)
-            await loop.run_in_executor(self._pool, closed.close)
-            self._closed.append(closed)
+        closed = self._forget_those_gone(found | owners | claimed)
+        self._closed += closed
+        for model in closed:
+            await loop.run_in_executor(self._pool, model.close)
         # An engine that starts again may take minutes to load its weights.
         self._names.see(self._served_as[key] for key in claimed & self._served_as.keys())
         self.by_name()
         self._has_looked = True
 
+    def _forget_those_gone(self, seen: set[_Key]) -> list[LocalModel]:
+        """Forget models whose server is gone, or which have been unloaded for a while; return them."""
+        now_s, directories = time.monotonic(), {directory for directory, _ in seen}
+        self._last_seen_s |= dict.fromkeys(seen & self._models.keys(), now_s)
+        gone = [
+            key
+            for key, seen_s in self._last_seen_s.items()
+            if self._models[key].info is None
+            and (key[0] not in directories or now_s - seen_s > model_names.EXPECTED_BACK_S)
+        ]
+        for key in gone:
+            del self._last_seen_s[key]
+            self._told.pop(key, None)
+            self._served_as.pop(key, None)
+        return [self._models.pop(key) for key in gone]
+
     def by_name(self) -> dict[str, LocalModel]:
         """Name → model, of those that serve."""
         named: dict[str, LocalModel] = {}
-        for key, model in self._models.items():
+        taken: set[str] = set()
+        # In an order that a restart of this process does not change.
+        for key, model in sorted(self._models.items(), key=lambda each: each[0]):
             info = model.info
             if info is not None:
-                # Two models of one checkpoint: the second has the name of its `llm` model.
-                taken = info.checkpoint.served_name in named
-                self._served_as[key] = model.engine if taken else info.checkpoint.served_name
-                named[self._served_as[key]] = model
+                self._told[key] = info.checkpoint.served_name
+            if key not in self._told:
+                continue
+            # Two models of one checkpoint: the second has the name of its `llm` model, and keeps it while the
+            # engine of the first is away.
+            name = model.engine if self._told[key] in taken else self._told[key]
+            taken.add(name)
+            self._served_as[key] = name
+            if info is not None:
+                named[name] = model
         self._names.see(named)
         return named
 

@@ -10,7 +10,7 @@ from naiad.errors import EngineAwayError
 from naiad.openai_server.api.errors import unknown_model
 
 # How long a model that has gone is expected back, before it counts as unloaded.
-_EXPECTED_BACK_S = 60.0
+EXPECTED_BACK_S = 60.0
 
 ModelType = TypeVar("ModelType")
 
@@ -28,7 +28,7 @@ class ModelNames:
 
     def expected(self) -> list[str]:
         """The names of the models that serve, and of those that are expected back soon."""
-        since_s = time.monotonic() - _EXPECTED_BACK_S
+        since_s = time.monotonic() - EXPECTED_BACK_S
         return [name for name, seen_s in self._last_seen_s.items() if seen_s > since_s]
 
     def choose(

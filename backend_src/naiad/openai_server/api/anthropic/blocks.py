@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from itertools import groupby
 from typing import Any
 
 from naiad.frontend.field import shown
@@ -30,20 +31,20 @@ def messages_of(
         raise APIError(400, "messages is empty: expected at least one message.", param="messages")
     turns = [] if system is None else [{"role": "system", "content": _text("system", system)}]
     for index, message in enumerate(messages):
-        for turn in _turns(f"messages[{index}]", message):
-            _add(turns, turn)
-    return turns
+        turns += _turns(f"messages[{index}]", message)
+    # Each turn of a tool's result has a key of its own.
+    groups = groupby(enumerate(turns), lambda each: each[0] if each[1]["role"] == "tool" else each[1]["role"])
+    return [_joined([turn for _, turn in group]) for _, group in groups]
 
 
-def _add(turns: list[dict[str, Any]], turn: dict[str, Any]) -> None:
-    """Add a turn, or join it to the last one if both are of one role and it is no tool's."""
-    if not turns or turns[-1]["role"] != turn["role"] or turn["role"] == "tool":
-        turns.append(turn)
-        return
-    last = turns[-1]
-    last["content"] = _BETWEEN_TURNS.join(text for text in (last["content"], turn["content"]) if text)
-    if "tool_calls" in turn:
-        last["tool_calls"] = [*last.get("tool_calls", []), *turn["tool_calls"]]
+def _joined(turns: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Make one turn of turns of one role."""
+    if len(turns) == 1:
+        return turns[0]
+    texts = [turn["content"] for turn in turns if turn["content"]]
+    calls = [call for turn in turns for call in turn.get("tool_calls", ())]
+    joined = {"role": turns[0]["role"], "content": _BETWEEN_TURNS.join(texts)}
+    return joined | {"tool_calls": calls} if calls else joined
 
 
 def _turns(place: str, message: dict[str, Any]) -> list[dict[str, Any]]:

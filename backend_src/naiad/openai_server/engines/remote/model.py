@@ -63,7 +63,7 @@ class LocalFiles:
 
 
 class RemoteModel:
-    """One language model, as long as it serves with the same configuration."""
+    """One language model, as long as it serves with the same configuration, its `shape`."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class RemoteModel:
         self.engine = shape.name
         self.has_token_ids = False
         self._client = client
-        self._shape = shape
+        self.shape = shape
         self._pool = pool
         config = files.config
         self.max_model_len = min(
@@ -136,7 +136,7 @@ class RemoteModel:
         return asked, [
             {
                 "model_name": self.engine,
-                "inputs": row_inputs(asked, row, self._shape, loaded.reader.encoder),
+                "inputs": row_inputs(asked, row, self.shape, loaded.reader.encoder),
                 "request_id": f"{request.request_id}/{row}" if row else request.request_id,
                 "timeout": timeout_us,
             }

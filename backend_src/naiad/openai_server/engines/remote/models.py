@@ -30,6 +30,8 @@ from naiad.openai_server.engines.remote.shape import (
 )
 
 _LOOK_S = 1.0
+# A model that is loaded anew between two looks may have changed.
+_READ_AGAIN_S = 30.0
 _CALL_TIMEOUT_S = 5.0
 # What a server answers whose list of models needs a key.
 _RESTRICTED = "restricted"
@@ -109,6 +111,7 @@ class RemoteModels:
         self._client: InferenceServerClient | None = None
         # Models that are ready; None: one that can not be offered.
         self._models: dict[str, RemoteModel | None] = {}
+        self._read_again_s = 0.0
         self._names = ModelNames()
         self._is_away = True
         self._was_refused = self._has_told_names = False
@@ -120,7 +123,7 @@ class RemoteModels:
             await self.look()
 
     async def look(self) -> None:
-        """Look once: ask the server for its models, and for the configurations of new ones."""
+        """Look once: ask the server for its models, and for configurations of new ones, now and then of all."""
         if self._client is None:
             self._client = InferenceServerClient(self._server.url, channel_args=_CHANNEL)
         try:
@@ -131,7 +134,10 @@ class RemoteModels:
             self._models.clear()
             return
         self._is_away = self._was_refused = False
-        for name in ready - self._models.keys():
+        is_due = time.monotonic() >= self._read_again_s
+        if is_due:
+            self._read_again_s = time.monotonic() + _READ_AGAIN_S
+        for name in ready if is_due else ready - self._models.keys():
             # It may go while it is asked for; the next look finds it then.
             with contextlib.suppress(InferenceServerException):
                 self._models[name] = await self._found(self._client, name)
@@ -229,8 +235,12 @@ class RemoteModels:
                 config, [await _config(client, each) for each in models_behind(config)]
             )
         except NoTextModelError as error:
-            logger.warning("the model %s is not offered: %s", name, error)
+            if name not in self._models:
+                logger.warning("the model %s is not offered: %s", name, error)
             return None
+        known = self._models.get(name)
+        if known is not None and known.shape == shape:
+            return known
         return RemoteModel(client, self._server.files, shape, self._pool, int(time.time()))
 
 
