@@ -38,7 +38,7 @@ class LoadReport:
         self._gate = gate
         self._requests = Rate()
 
-    async def prepare(self, request: web.BaseRequest, response: web.StreamResponse) -> None:
+    async def prepare(self, request: web.Request, response: web.StreamResponse) -> None:
         """Add the header if the request asks for it and an engine answers; what is not known is left out."""
         if request.method == "POST" and response.status < 400:
             self._requests.add(time.monotonic())
