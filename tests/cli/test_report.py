@@ -138,6 +138,11 @@ def test_values_that_are_none(path: Path, options: list[str], capsys: pytest.Cap
     assert options[0] in capsys.readouterr().err
 
 
+def test_a_device_without_lines_has_an_end(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", "/dev/zero"]) == 1
+    assert "/dev/zero: line 1 is not one of a usage file" in capsys.readouterr().err
+
+
 def test_a_file_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", str(tmp_path / "none")]) == 1
     assert "cannot be read: No such file" in capsys.readouterr().err

@@ -263,6 +263,13 @@ def test_a_program_that_ends_in_silence_is_named(start: Start) -> None:
     assert f"{sys.executable} ended with exit code 1 and printed nothing: check that" in line
 
 
+def test_a_program_that_is_killed_is_not_called_the_wrong_program(start: Start) -> None:
+    supervised = start("killed")
+    assert supervised.wait() == 1
+    (line,) = supervised.lines
+    assert f"{sys.executable} was ended by SIGKILL, perhaps because the machine has no memory left" in line
+
+
 def test_a_program_that_can_not_be_run_is_a_failed_start(tmp_path: Path, runtime_dir: Path) -> None:
     log = ServerLog(print, hold=True)
     server = ServerProcess([str(tmp_path / "nothing")], dict(os.environ), runtime_dir, log)

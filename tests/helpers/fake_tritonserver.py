@@ -1,12 +1,13 @@
 """A stand-in for tritonserver without models: `fake_tritonserver.py HTTP_PORT BEHAVIOUR…`.
 
-Behaviours: fail (prints an error and exits), silent (exits), deaf (ignores SIGTERM), slow-exit, crash-once
-PATH (exits if PATH can be created, else creates PATH.again once signals are handled), unready PATH (is not
-ready if PATH exists), absent PATH (does not listen if PATH exists), starts-for-ever (is never ready), dead-
-stub DIR (is never ready; a stub of it has ended), gone-stub DIR (the same, and it has taken note of the
-end), child PATH (starts a process that outlives it and writes its id to PATH), shm NAME (maps that file of
-/dev/shm), busy-until PATH (has an active request until PATH exists), busy-for-ever, mute-until PATH (has no
-metrics until PATH exists), engine PATH (has an engine that writes the messages it receives to PATH).
+Behaviours: fail (prints an error and exits), silent (exits), killed (by SIGKILL), deaf (ignores SIGTERM),
+slow-exit, crash-once PATH (exits if PATH can be created, else creates PATH.again once signals are
+handled), unready PATH (is not ready if PATH exists), absent PATH (does not listen if PATH exists),
+starts-for-ever (is never ready), dead-stub DIR (is never ready; a stub of it has ended), gone-stub DIR
+(the same, and it has taken note of the end), child PATH (starts a process that outlives it and writes its
+id to PATH), shm NAME (maps that file of /dev/shm), busy-until PATH (has an active request until PATH
+exists), busy-for-ever, mute-until PATH (has no metrics until PATH exists), engine PATH (has an engine
+that writes the messages it receives to PATH).
 """
 
 from __future__ import annotations
@@ -106,14 +107,21 @@ def prepare(words: list[str]) -> mmap.mmap | None:
     return None
 
 
-def main() -> None:
-    port, words = int(sys.argv[1]), sys.argv[2:]
+def _end_at_once(words: list[str]) -> None:
+    """Do so, if that is the behaviour."""
     if "fail" in words:
         print(FAILURE, file=sys.stderr)
         print("something else", file=sys.stderr)
         print("error: creating server: Internal - failed to load all models", file=sys.stderr)
     if "fail" in words or "silent" in words:
         sys.exit(1)
+    if "killed" in words:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def main() -> None:
+    port, words = int(sys.argv[1]), sys.argv[2:]
+    _end_at_once(words)
     if "deaf" in words:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if "slow-exit" in words:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
+from multidict import CIMultiDict, CIMultiDictProxy
 
 from naiad.errors import StartupError
 from naiad.openai_server.access import gate as gate_module
@@ -63,6 +64,14 @@ def status(gate: Gate, path: str, method: str = "GET", **headers: str) -> int:
     except APIError as error:
         return error.status
     return 200
+
+
+def test_a_key_that_is_sent_twice_is_not_called_missing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("Authorization", "x-api-key"):
+        request = requested("/version")
+        monkeypatch.setattr(request, "_headers", CIMultiDictProxy(CIMultiDict([(name, "a"), (name, "b")])))
+        with pytest.raises(APIError, match=f"The header {name} was sent more than once"):
+            Gate(path).identify(request)
 
 
 @pytest.mark.parametrize(

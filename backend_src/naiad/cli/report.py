@@ -19,6 +19,7 @@ from naiad.snapshot import tenant_label
 from naiad.usage import COUNTED, TenantUsage, UsageLine
 
 _NOBODY = "(no tenant)"
+_MAX_LINE_BYTES = 1 << 20
 _COLUMNS = ("step s", "share", "KV block s", "prompt", "cached", "output", "draft")
 
 
@@ -111,7 +112,9 @@ def _read(path: Path) -> Iterator[UsageLine]:
     decoder = msgspec.json.Decoder(UsageLine)
     try:
         with path.open("rb") as opened:
-            for number, text in enumerate(opened, 1):
+            # A device may have no lines, and no end.
+            lines = iter(lambda: opened.readline(_MAX_LINE_BYTES), b"")
+            for number, text in enumerate(lines, 1):
                 try:
                     yield decoder.decode(text)
                 except (msgspec.MsgspecError, UnicodeDecodeError) as error:

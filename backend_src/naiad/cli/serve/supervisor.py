@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import time
 import urllib.error
@@ -271,6 +272,10 @@ def _start_failure(lines: Sequence[str], otherwise: str) -> StartupError:
 
 
 def _ending(code: int, program: str, lines: Sequence[str]) -> str:
+    if code - 128 in set(signal.Signals):
+        killer = signal.Signals(code - 128)
+        hint = ", perhaps because the machine has no memory left" if killer is signal.SIGKILL else ""
+        return f"{program} was ended by {killer.name}{hint}"
     return (
         f"{program} ended with exit code {code}{'' if lines else ' and printed nothing'}: check that it is a "
         f"tritonserver that runs here (`{program} --help` lists --model-repository)"

@@ -24,6 +24,7 @@ logger = logging.getLogger(__name__)
 _CALLER = web.RequestKey("caller", Caller)
 _SECRET_BYTES = 32
 _BEARER = "bearer"
+_KEY_HEADERS = ("Authorization", "x-api-key")
 
 
 class Gate:
@@ -100,7 +101,7 @@ class Gate:
         if need == "nothing":
             return
         if key is None:
-            raise _no_key(is_missing=presented is None)
+            raise _no_key(request, is_missing=presented is None)
         if need == "operator" and key.role != "operator":
             message = f"The key {key.name} has the role {key.role}: this route needs the role operator."
             raise APIError(403, message, code="insufficient_permissions")
@@ -154,10 +155,10 @@ def _presented(request: web.Request) -> str | None:
     return others[0].strip() if len(others) == 1 else None
 
 
-def _no_key(*, is_missing: bool) -> APIError:
-    message = (
-        "No API key was sent: expected the header Authorization: Bearer KEY, or x-api-key: KEY."
-        if is_missing
-        else "The API key is not known."
-    )
+def _no_key(request: web.Request, *, is_missing: bool) -> APIError:
+    message = "The API key is not known."
+    if is_missing:
+        several = [name for name in _KEY_HEADERS if len(request.headers.getall(name, [])) > 1]
+        found = f"The header {several[0]} was sent more than once" if several else "No API key was sent"
+        message = f"{found}: expected the header Authorization: Bearer KEY, or x-api-key: KEY."
     return APIError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})

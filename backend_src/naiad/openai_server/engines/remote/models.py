@@ -123,7 +123,7 @@ class RemoteModels:
             await self.look()
 
     async def look(self) -> None:
-        """Look once: ask the server for its models, and for configurations of new ones, now and then of all."""
+        """Look once: ask the server for its models, and for the configurations of new ones, or of all."""
         if self._client is None:
             self._client = InferenceServerClient(self._server.url, channel_args=_CHANNEL)
         try:
