@@ -107,8 +107,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         top_n_sigma: keep the tokens whose logit lies within this many standard deviations of the
             greatest; 0 = off.
         bad_words: token-id sequences that are never completed.
-        logit_bias: (id, value) pairs, added to the logits; no id twice.
-        allowed_token_ids: only these are possible; empty = all.
+        logit_bias: (id, value) pairs, added to the logits; ids in [0, vocab_size), none twice.
+        allowed_token_ids: only these are possible, each in [0, vocab_size); empty = all.
         grammar: what the output's text has to look like; None = anything.
         num_log_probs: −1 = none; else the log-probability of each new token is reported, and those of
             this many most probable tokens at its position.

@@ -5,23 +5,28 @@ import pytest
 from naiad.errors import InvalidRequestError
 from naiad.kv_cache.kv_cache_manager import KVCacheManager
 from naiad.scheduler.admission import AdmissionLimits
-from naiad.sequence import EngineRequest, SamplingParams, TextContext
+from naiad.sequence import EngineRequest, SamplingParams, TextContext, TopPDecay
 
 GROUPS = KVCacheManager(6, block_size=4).groups
 LIMITS = AdmissionLimits(max_model_len=8, vocab_size=100, max_num_seqs=4, kv_groups=GROUPS)
 
 
 def make_request(
-    prompt: list[int], max_tokens: int = 1, text: TextContext | None = None, draft: tuple[int, ...] = ()
+    prompt: list[int],
+    max_tokens: int = 1,
+    text: TextContext | None = None,
+    draft: tuple[int, ...] = (),
+    biases: tuple[tuple[int, float], ...] = (),
+    allowed: tuple[int, ...] = (),
 ) -> EngineRequest:
-    params = SamplingParams(max_tokens=max_tokens)
+    params = SamplingParams(max_tokens=max_tokens, logit_bias=biases, allowed_token_ids=allowed)
     return EngineRequest(
         sequence_id=1, prompt_token_ids=prompt, params=params, text=text, draft_token_ids=draft
     )
 
 
 def test_longest_prompt_and_greatest_id_pass() -> None:
-    LIMITS.check(make_request([0] + [99] * 6))
+    LIMITS.check(make_request([0] + [99] * 6, biases=((0, 1.0), (99, -1.0)), allowed=(0, 99)))
 
 
 @pytest.mark.parametrize(
@@ -33,6 +38,13 @@ def test_longest_prompt_and_greatest_id_pass() -> None:
         (make_request([-1, 5]), "token id -1: expected ids in"),
         (make_request([1], draft=(5, 100)), "draft_input_ids contains the token id 100: expected ids in"),
         (make_request([1], draft=(-1, 5)), "draft_input_ids contains the token id -1"),
+        (
+            make_request([1], biases=((5, 1.0), (100, 1.0))),
+            "logit_bias contains the token id 100",
+        ),
+        (make_request([1], biases=((-1, 1.0),)), "logit_bias contains the token id -1"),
+        (make_request([1], allowed=(100, 5)), "allowed_token_ids contains the token id 100: expected ids in"),
+        (make_request([1], allowed=(5, -1)), "allowed_token_ids contains the token id -1"),
         (make_request([1], max_tokens=0), "max_tokens = 0"),
         (make_request([1], text=TextContext(stop_strings=("a", ""))), "stop_strings has an empty entry"),
         (make_request([1], text=TextContext(prompt_tail_ids=(1, 100))), "prompt_tail_ids contains .* 100"),
@@ -46,3 +58,14 @@ def test_what_can_never_run_is_refused_by_name_and_value(request_: EngineRequest
 def test_no_more_tokens_are_asked_for_than_the_models_length_leaves() -> None:
     assert LIMITS.clamp(make_request([1, 2, 3], max_tokens=5)).params.max_tokens == 5
     assert LIMITS.clamp(make_request([1, 2, 3], max_tokens=6)).params.max_tokens == 5
+
+
+def test_ids_that_are_only_compared_may_be_unknown_to_the_model() -> None:
+    params = SamplingParams(
+        max_tokens=1,
+        stop_token_ids=(100,),
+        stop_sequences=((100,),),
+        bad_words=((5, 100),),
+        top_p_decay=TopPDecay(0.9, 0.1, reset_id=100),
+    )
+    LIMITS.check(EngineRequest(sequence_id=1, prompt_token_ids=[1], params=params))

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from naiad.errors import InvalidRequestError
 from naiad.kv_cache.kv_group import KVGroup
-from naiad.sequence import EngineRequest, TextContext
+from naiad.sequence import EngineRequest, SamplingParams, TextContext
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +44,7 @@ class AdmissionLimits:
             )
         self._check_ids("input_ids", token_ids)
         self._check_ids("draft_input_ids", request.draft_token_ids)
-        if request.params.max_tokens < 1:
-            raise InvalidRequestError(f"max_tokens = {request.params.max_tokens}: expected at least 1")
+        self._check_params(request.params)
         if request.text is not None:
             self._check_text(request.text)
         if request.beam is not None:
@@ -57,6 +56,13 @@ class AdmissionLimits:
         if request.params.max_tokens <= room:
             return request
         return replace(request, params=replace(request.params, max_tokens=room))
+
+    def _check_params(self, params: SamplingParams) -> None:
+        """Refuse what would fail a step; ids that are only compared, such as stop ids, may be unknown."""
+        self._check_ids("logit_bias", [token_id for token_id, _ in params.logit_bias])
+        self._check_ids("allowed_token_ids", params.allowed_token_ids)
+        if params.max_tokens < 1:
+            raise InvalidRequestError(f"max_tokens = {params.max_tokens}: expected at least 1")
 
     def _check_text(self, text: TextContext) -> None:
         if "" in text.stop_strings:
