@@ -9,12 +9,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from helpers.engine_harness import RawClient, Recorder, make_request, wait_until
-from helpers.fake_engine_child import HELD_ID, SLOW_ID, let_go
+from helpers.fake_engine_child import HELD_ID, REFUSED_ID, SLOW_ID, let_go
 from naiad.engine_process import EngineClient, StopNotice
 from naiad.engine_process.protocol import Ready, StopServing
-from naiad.sequence import FinishReason
+from naiad.sequence import FinishReason, GrammarKind, GrammarSpec
 
 MakeClient = Callable[..., tuple[EngineClient, Recorder]]
 Served = tuple[EngineClient, Recorder]
@@ -82,6 +83,23 @@ def test_whatever_has_not_finished_in_time_ends_with_one_error(
     assert {errors(recorder, i)[:3] for i in range(8)} == {(1, FinishReason.ERROR, "UNAVAILABLE")}
     recorder.wait_for(lambda: recorder.stats[-1].num_running == 0)
     assert recorder.num_losses == 0
+
+
+def test_a_request_that_waits_for_its_grammar_is_answered_in_time_too(
+    served: Served, make_notice: MakeNotice, socket_dir: Path
+) -> None:
+    """Nothing else wakes the engine: it has no work, and the request has no deadline."""
+    client, recorder = served
+    waiting = make_request(1, first_id=10)
+    held = GrammarSpec(kind=GrammarKind.REGEX, source="held")
+    waiting = replace(waiting, params=replace(waiting.params, grammar=held))
+    client.submit([waiting, make_request(2, REFUSED_ID)])
+    recorder.wait_finished(2)
+    make_notice(0.3).send()
+    recorder.wait_finished(1)
+    message = "the request did not finish in 0.3 s before the server stopped"
+    assert errors(recorder, 1) == (1, FinishReason.ERROR, "UNAVAILABLE", message)
+    let_go(socket_dir)
 
 
 def test_any_client_may_tell_and_the_earliest_end_counts(served: Served, socket_dir: Path) -> None:

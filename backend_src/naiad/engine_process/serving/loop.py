@@ -176,6 +176,8 @@ class EngineLoop:
             return 0
         parts = (self._usage, self._compiling, self._kv_events)
         waits = [each.wait_s() for each in parts if each is not None]
+        if self._sequences and self._stop_deadline_s < math.inf:
+            waits.append(max(0.0, self._stop_deadline_s - time.monotonic()))
         return min((each for each in waits if each is not None), default=None)
 
     def fail_all(self) -> None:
