@@ -10,6 +10,7 @@ from perf.engine.admission import Goal, Outcome, SimulatedRunner, StepSeconds, T
 from perf.server.open_loop import Arrival
 from perf.server.traces import Scaling, read_trace, scaled_arrivals
 
+from helpers.engine_drive import EngineDrive
 from helpers.tiny_repository import tiny_checkpoint
 from naiad.config import EngineConfig
 from naiad.engine import Engine, build_engine
@@ -18,7 +19,7 @@ from naiad.kv_cache.kv_cache_manager import KVCacheManager
 from naiad.kv_cache.prefix_cache import PrefixCache
 from naiad.scheduler.scheduler import Scheduler
 from naiad.scheduler.step_budget import SchedulerLimits
-from naiad.sequence import EngineRequest, SamplingParams
+from naiad.sequence import BeamParams, EngineRequest, SamplingParams
 
 DATA = Path(__file__).parents[2] / "perf" / "data"
 COST = StepSeconds(constant_s=0.005, prompt_token_s=0.0005, decode_row_s=0.001)
@@ -151,6 +152,22 @@ def test_a_request_is_refused_that_would_end_before_its_first_token() -> None:
         desk.add([2] * 2500, timeout_s=0.5)
     desk.add([2] * 2500, timeout_s=5.0)
     desk.run()
+
+
+def test_no_forecast_of_what_has_ended_is_kept() -> None:
+    drive = EngineDrive(target_first_token_s=TARGET_S)
+    searches, others = range(1, 9, 2), range(20, 24)
+    for sequence_id in searches:
+        drive.add(sequence_id, [7, 8, 9], sibling_ids=(sequence_id + 1,), beam=BeamParams())
+    for sequence_id in others:
+        drive.add(sequence_id, [7, 8, 9], timeout_s=1.0)
+    drive.step()
+    drive.runner.failing |= {3, 21}
+    drive.abort(5)
+    drive.abort(22)
+    drive.run()
+    assert drive.finals.keys() == {*range(1, 9), *others}
+    assert drive.engine._forecast._expected_s == {}
 
 
 def test_what_the_prefix_cache_has_does_not_count() -> None:

@@ -79,6 +79,7 @@ class EngineDrive:
         make_drafter: Callable[[KVCacheManager, FakeRunner], Drafter | None] | None = None,
         num_speculative_tokens: int = 4,
         overlaps: bool = False,
+        target_first_token_s: float = 0.0,
     ) -> None:
         self.now = 0.0
         self.tokens: dict[int, list[int]] = {}
@@ -97,7 +98,12 @@ class EngineDrive:
             speculator = Speculator(drafter, policy_of_drafts, num_speculative_tokens)
         self.scheduler = CheckedScheduler(kv_cache, SchedulerLimits(max_num_seqs, budget), policy, speculator)
         self.engine = Engine(
-            self.scheduler, self.runner, text_state, clock=lambda: self.now, overlaps=overlaps
+            self.scheduler,
+            self.runner,
+            text_state,
+            clock=lambda: self.now,
+            overlaps=overlaps,
+            target_first_token_s=target_first_token_s,
         )
 
     def add(

@@ -138,7 +138,7 @@ class Engine:
         assert request.sequence_id < min(request.sibling_ids, default=request.sequence_id + 1)
         first = self._make_sequence(request, request.sequence_id, request.params, None, grammar)
         if self._target_first_token_s:
-            self._refuse_late(first)
+            self._refuse_late(first, learns=request.beam is None)
         if request.beam is not None:
             self._beams.add(request, first)
             return
@@ -152,8 +152,13 @@ class Engine:
             )
             self._add_sequence(request, self._make_sequence(request, sequence_id, params, first, grammar))
 
-    def _refuse_late(self, sequence: Sequence) -> None:
-        """Refuse a request whose first token is expected too late, before it takes anybody's time."""
+    def _refuse_late(self, sequence: Sequence, learns: bool) -> None:
+        """Refuse a request whose first token is expected too late, before it takes anybody's time.
+
+        Args:
+            sequence: the request's first sequence.
+            learns: whether `learn` or `forget` is called for the sequence later; a search calls neither.
+        """
         expected_s = self._forecast.seconds_until(sequence)
         about = f"the first token is expected in {expected_s:.1f} s"
         if expected_s > self._target_first_token_s:
@@ -162,7 +167,8 @@ class Engine:
         if sequence.deadline_s is not None and sequence.arrival_s + expected_s > sequence.deadline_s:
             timeout_s = sequence.deadline_s - sequence.arrival_s
             raise UnavailableError(f"{QUEUE_IS_FULL}: {about}, and the request ends after {timeout_s:.3g} s")
-        self._forecast.remember(sequence.sequence_id, expected_s)
+        if learns:
+            self._forecast.remember(sequence.sequence_id, expected_s)
 
     def _grammar_of(self, request: EngineRequest) -> CompiledGrammar | None:
         spec = request.params.grammar
