@@ -14,6 +14,7 @@ from llguidance import LLTokenizer
 
 from helpers.grammars import EOS_IDS, SPECS, VOCAB_SIZE, ids_with_special, schema
 from helpers.tiny_tokenizers import byte_level_tokenizer, write_tokenizer
+from naiad.engine_process import ClientTimings
 from naiad.errors import InvalidRequestError
 from naiad.grammar import Grammars, limits
 from naiad.grammar.compiling import compile_text
@@ -241,6 +242,11 @@ def test_what_takes_too_long_or_too_much_memory_is_ended(
             with pytest.raises(InvalidRequestError, match=r"1?[01] s of work and 16 MiB of memory"):
                 grammars.get(hostile)
             assert accepts(grammars, SPECS[4], "abc-12")
+
+
+def test_a_grammar_is_refused_long_before_its_engine_counts_as_hanging() -> None:
+    """Also if it is tried twice, because its first helper was killed."""
+    assert ClientTimings().watchdog_s >= 2 * limits.HELPER_TIMEOUT_S
 
 
 def test_a_helper_that_has_ended_is_started_again(folder: Path) -> None:

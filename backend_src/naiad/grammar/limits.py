@@ -9,9 +9,12 @@ MAX_SOURCE_BYTES = 512 * 1024
 MAX_SMALL_SOURCE_BYTES = 32 * 1024
 MAX_BEGINS_AFTER_BYTES = 256
 # Seconds of a core's time that a grammar may take in the process that tries it, and the memory that it may
-# take there. The timeout is for cores that others use.
+# take there.
 SMALL_WORK_S, LARGE_WORK_S = 2, 10
-HELPER_TIMEOUT_S = 120.0
+# The timeout is for cores that others use. An engine with nothing else to do sends nothing while a helper
+# works, so the timeout is at most half of `ClientTimings.watchdog_s`, after which an engine is killed: a
+# grammar may be tried twice.
+HELPER_TIMEOUT_S = 60.0
 HELPER_MEMORY_BYTES = 1 << 30
 # Compiled grammars that no sequence uses are kept up to these totals.
 MAX_KEPT_GRAMMARS = 128
