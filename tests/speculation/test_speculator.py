@@ -87,6 +87,9 @@ class ModelLikeDrafter(CountingDrafter):
 
     is_free = False
 
+    def num_unread(self, sequence: Sequence) -> int | None:
+        return 0
+
 
 def begun_with_drafts(
     speculator: Speculator, num_sequences: int, *, are_right: bool, num_windows: int = 2

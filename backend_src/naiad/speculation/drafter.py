@@ -22,26 +22,15 @@ class Drafter(Protocol):
     `token_ids` only grow, and they contain no drafts: preemption takes blocks, not tokens.
 
     Attributes:
-        needs_hidden_states: whether it drafts from the target's hidden states (heads: Medusa, EAGLE)
-            instead of from token ids alone. Before each `propose` such a drafter would have to receive
-            the last hidden states of the tokens verified since the one before. No drafter here needs
-            them, and the engine does not provide them.
         is_free: whether a draft costs almost nothing. Then it is made first and cut to the length that
-            pays; a drafter that needs passes of a model is asked only for tokens that will be used.
+            pays; a `CostlyDrafter` needs passes of a model and is asked only for tokens that will be used.
     """
 
-    needs_hidden_states: ClassVar[bool]
     is_free: ClassVar[bool]
 
     @property
     def num_failures(self) -> int:
         """How often drafting has failed with an error."""
-
-    def num_unread(self, sequence: Sequence) -> int | None:
-        """Number of known tokens, without the last, that it has to read before it can draft.
-
-        The policy counts the cost of reading them. None: it has no draft for the sequence now.
-        """
 
     def propose(self, sequences: list[Sequence], num_tokens: list[int]) -> list[list[int]]:
         """For each sequence, return up to `num_tokens` ids that may follow its known tokens, in order.
@@ -57,10 +46,19 @@ class Drafter(Protocol):
         """
 
 
+class CostlyDrafter(Drafter, Protocol):
+    """A `Drafter` whose `is_free` is false, such as `ModelDrafter`."""
+
+    def num_unread(self, sequence: Sequence) -> int | None:
+        """Number of known tokens, without the last, that it has to read before it can draft.
+
+        The policy counts the cost of reading them. None: it has no draft for the sequence now.
+        """
+
+
 class TextDrafter(ABC):
     """A free `Drafter` that guesses from known tokens alone, one sequence after the other."""
 
-    needs_hidden_states: ClassVar[bool] = False
     is_free: ClassVar[bool] = True
     num_failures = 0
 
@@ -79,10 +77,6 @@ class TextDrafter(ABC):
     @abstractmethod
     def forget(self, sequence: Sequence) -> None:
         """Release the state of a sequence that has ended, as `Drafter` describes."""
-
-    def num_unread(self, sequence: Sequence) -> int | None:
-        """Return 0: reading is free."""
-        return 0
 
     def propose(self, sequences: list[Sequence], num_tokens: list[int]) -> list[list[int]]:
         """Return a draft for each sequence, as `Drafter` describes.

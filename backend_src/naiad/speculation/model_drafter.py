@@ -96,7 +96,6 @@ class ModelDrafter:
         num_failures: number of passes that raised and of sequences whose numbers were not finite.
     """
 
-    needs_hidden_states: ClassVar[bool] = False
     is_free: ClassVar[bool] = False
 
     def __init__(
@@ -126,7 +125,7 @@ class ModelDrafter:
         self.num_failures = 0
 
     def num_unread(self, sequence: Sequence) -> int | None:
-        """Number of unread tokens, as `Drafter` describes.
+        """Number of unread tokens, as `CostlyDrafter` describes.
 
         Also None before the first output token, which must not wait for a draft.
         """

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import cast
 
 from naiad.sequence import Sequence
-from naiad.speculation.drafter import MAX_IN_STEP, Drafter
+from naiad.speculation.drafter import MAX_IN_STEP, CostlyDrafter, Drafter
 from naiad.speculation.grammar_guides import GrammarGuides
 from naiad.speculation.policy import AcceptanceState, DraftRow, SpeculationPolicy
 
@@ -105,7 +106,7 @@ class Speculator:
                 self._state_of(sequences[index]).fade()
         if drafter is not None and is_asked and is_free:
             self._propose(drafter, sequences, wanted, without, drafts)
-        model = drafter if is_asked and not is_free else None
+        model = cast(CostlyDrafter, drafter) if is_asked and not is_free else None
         if not any(drafts) and model is None:
             return drafts
         rows = [self._row(sequence, draft) for sequence, draft in zip(sequences, drafts, strict=True)]
