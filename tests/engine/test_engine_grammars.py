@@ -338,6 +338,32 @@ def test_a_grammar_that_goes_too_far_ends_its_sequence_alone(folder: Path, token
     assert made[3][-1].finish_reason is FinishReason.STOP
 
 
+def test_who_waits_with_a_grammar_that_another_has_worn_out_goes_on_with_it(
+    folder: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is compiled while steps wait for it; a request that comes later gets the grammar anew."""
+    compiled: list[GrammarSpec] = []
+    compile_one = Grammars._compile
+    monkeypatch.setattr(
+        Grammars, "_compile", lambda self, spec: compiled.append(spec) or compile_one(self, spec)
+    )
+    source = f'start: "x" | "long" y\ny: {"x? " * 1_500}\nx: "a" /[0-9]+/ ","'
+    shared = GrammarSpec(kind=GrammarKind.LARK, source=source)
+    likely = {"l": 100.0, ",": 95.0, "a": 90.0, "1": 50.0}
+    too_far = tuple((tokenizer.token_to_id(each), bias) for each, bias in likely.items())
+    short = ((tokenizer.token_to_id("x"), 100.0),)
+    # One sequence runs at a time.
+    engine, _ = engine_parts(folder / "target", drafter="none", num_blocks=16, budget=1)
+    made = run(engine, [request(1, shared, logit_bias=too_far), request(2, shared, logit_bias=short)])
+    assert "at one place of the text it has too many ways to go on" in made[1][-1].error_message
+    assert text_of(tokenizer, ids_of(made[2])) == "x"
+    assert made[2][-1].finish_reason is FinishReason.STOP
+    assert compiled == [shared]
+    made = run(engine, [request(3, shared, logit_bias=short)])
+    assert text_of(tokenizer, ids_of(made[3])) == "x"
+    assert compiled == [shared] * 2
+
+
 class _Fuzz:
     """Random requests, aborts and deadlines on a small pool; every output is replayed."""
 

@@ -331,6 +331,29 @@ def test_grammars_are_kept_up_to_limits(folder: Path, monkeypatch: pytest.Monkey
     assert len(grammars) < 5
 
 
+def test_what_is_worn_out_is_found_by_its_holders_alone(folder: Path) -> None:
+    spec = SPECS[4]
+    with closing(Grammars(folder, VOCAB_SIZE, EOS_IDS)) as grammars:
+        worn = grammars.get(spec)
+        grammars.forget(worn)
+        assert (grammars.find(spec), len(grammars)) == (None, 0)
+        assert grammars.held(spec) is worn
+        fresh = grammars.get(spec)
+        assert fresh is not worn
+        # Another text that holds the first one wears it out too.
+        grammars.forget(worn)
+        assert grammars.find(spec) is fresh
+        assert grammars.held(spec) is fresh
+        grammars.forget(fresh)
+        del fresh
+        gc.collect()
+        assert grammars.held(spec) is worn
+        assert grammars.find(spec) is None
+        del worn
+        gc.collect()
+        assert grammars.held(spec) is grammars.find(spec)
+
+
 def test_the_clients_name_of_the_field_makes_no_other_grammar(grammars: Grammars) -> None:
     source = '{"const": "named"}'
     first, second = (GrammarSpec(kind=JSON, source=source, field=name) for name in ("a", "b"))

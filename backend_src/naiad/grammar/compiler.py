@@ -7,7 +7,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
-from weakref import WeakValueDictionary
+from weakref import WeakSet, WeakValueDictionary
 
 from llguidance import LLTokenizer
 
@@ -27,15 +27,19 @@ class CompiledGrammar:
     """A grammar, ready for texts.
 
     Attributes:
+        key: equal for grammars of the same source.
         num_source_bytes: size of its source.
         end_token_ids: the ids that end a text.
         has_canonical_tokens: whether forced text has one form in tokens, so that guesses at it are good.
     """
 
-    __slots__ = ("__weakref__", "_start", "end_token_ids", "has_canonical_tokens", "num_source_bytes")
+    __slots__ = ("__weakref__", "_start", "end_token_ids", "has_canonical_tokens", "key", "num_source_bytes")
 
-    def __init__(self, start: GrammarMatcher, num_source_bytes: int, tokenizer: LLTokenizer) -> None:
+    def __init__(
+        self, key: _Key, start: GrammarMatcher, num_source_bytes: int, tokenizer: LLTokenizer
+    ) -> None:
         """Keep a matcher at the start of a text, which is cloned for each text."""
+        self.key = key
         self._start = start
         self.num_source_bytes = num_source_bytes
         self.end_token_ids = tuple(tokenizer.eos_tokens)
@@ -49,7 +53,8 @@ class CompiledGrammar:
 class Grammars:
     """Compiles grammars with a checkpoint's tokenizer. Any thread may use it.
 
-    The grammars used last are kept, within limits, and so is every grammar that somebody holds.
+    The grammars used last are kept, within limits, and so is every grammar that somebody holds. One that is
+    forgotten is found by its holders only, until the last of them lets it go.
     """
 
     def __init__(self, model_dir: str | Path, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
@@ -69,6 +74,7 @@ class Grammars:
         self._used: OrderedDict[_Key, CompiledGrammar] = OrderedDict()
         self._num_used_bytes = 0
         self._all: WeakValueDictionary[_Key, CompiledGrammar] = WeakValueDictionary()
+        self._forgotten: WeakSet[CompiledGrammar] = WeakSet()
 
     def __len__(self) -> int:
         """Number of grammars that are kept whether or not a sequence uses them."""
@@ -92,9 +98,24 @@ class Grammars:
         return MaskFiller(self.tokenizer, num_threads)
 
     def find(self, spec: GrammarSpec) -> CompiledGrammar | None:
-        """Return a grammar that is compiled; None if it is not."""
+        """Return a grammar that is compiled and not forgotten; None: there is none."""
         with self._lock:
             return self._all.get(_key(spec))
+
+    def held(self, spec: GrammarSpec) -> CompiledGrammar:
+        """Return the grammar of a text whose sequence holds it, even if it is forgotten.
+
+        Nothing is compiled as long as any sequence holds the grammar, so steps may call it.
+
+        Raises:
+            InvalidRequestError: nobody holds the grammar, and it is refused as in `get`.
+        """
+        key = _key(spec)
+        with self._lock:
+            compiled = self._all.get(key)
+            if compiled is None:
+                compiled = next((each for each in self._forgotten if each.key == key), None)
+        return compiled or self.get(spec)
 
     def get(self, spec: GrammarSpec) -> CompiledGrammar:
         """Return a compiled grammar; compile it if it is new, which may take seconds.
@@ -114,13 +135,14 @@ class Grammars:
             self._keep(key, compiled)
         return compiled
 
-    def forget(self, spec: GrammarSpec) -> None:
-        """No longer use what is compiled for this grammar: its lexer may have reached a limit."""
+    def forget(self, compiled: CompiledGrammar) -> None:
+        """Let no further request find this grammar: its lexer may have reached a limit."""
         with self._lock:
-            self._all.pop(_key(spec), None)
-            dropped = self._used.pop(_key(spec), None)
-            if dropped is not None:
-                self._num_used_bytes -= dropped.num_source_bytes
+            self._forgotten.add(compiled)
+            if self._all.get(compiled.key) is compiled:
+                del self._all[compiled.key]
+                if self._used.pop(compiled.key, None) is not None:
+                    self._num_used_bytes -= compiled.num_source_bytes
 
     def _keep(self, key: _Key, compiled: CompiledGrammar) -> None:
         if key not in self._used:
@@ -147,7 +169,7 @@ class Grammars:
             start = compile_translated(helper.translate(spec), tokenizer)
         except ValueError as error:
             raise refusal(spec, str(error)) from None
-        return CompiledGrammar(start, num_bytes, tokenizer)
+        return CompiledGrammar(_key(spec), start, num_bytes, tokenizer)
 
 
 def refusal(spec: GrammarSpec, problem: str) -> InvalidRequestError:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from naiad.errors import InvalidRequestError
-from naiad.grammar import GrammarMatcher, Grammars, MaskFiller
+from naiad.grammar import CompiledGrammar, GrammarMatcher, Grammars, MaskFiller
 from naiad.grammar.matcher import Mask
 from naiad.sampling.draw import is_drawn, is_filtered
 from naiad.sampling.row_state import RowState
@@ -30,14 +30,21 @@ class GrammarState:
     """Where the output of a row, or a view of its drafts, stands in the row's grammar.
 
     Attributes:
-        matcher: None: the grammar cannot be compiled here.
+        grammar: None: it cannot be compiled here.
+        matcher: None if the grammar is None.
         error: why the row cannot go on; empty: it can.
     """
 
-    __slots__ = ("_num_masked", "_num_misses", "error_of_compiling", "matcher")
+    __slots__ = ("_num_masked", "_num_misses", "error_of_compiling", "grammar", "matcher")
 
-    def __init__(self, matcher: GrammarMatcher | None, error_of_compiling: str = "") -> None:
-        """Start with a matcher that nobody else uses."""
+    def __init__(
+        self,
+        grammar: CompiledGrammar | None,
+        matcher: GrammarMatcher | None,
+        error_of_compiling: str = "",
+    ) -> None:
+        """Start with a matcher of the grammar that nobody else uses."""
+        self.grammar = grammar
         self.matcher = matcher
         self.error_of_compiling = error_of_compiling
         self._num_misses = self._num_masked = 0
@@ -55,7 +62,7 @@ class GrammarState:
     def clone(self) -> GrammarState:
         """Return an equal state that advances on its own."""
         matcher = None if self.matcher is None else self.matcher.clone()
-        clone = GrammarState(matcher, self.error_of_compiling)
+        clone = GrammarState(self.grammar, matcher, self.error_of_compiling)
         clone._num_misses, clone._num_masked = self._num_misses, self._num_masked
         return clone
 
@@ -82,7 +89,7 @@ class GrammarMask:
         """Set up.
 
         Args:
-            grammars: compiles the rows' grammars; None: rows with grammars fail.
+            grammars: has the rows' grammars, which their sequences hold; None: rows with grammars fail.
             vocab_size: number of columns of the logits.
         """
         self._grammars = grammars
@@ -98,11 +105,12 @@ class GrammarMask:
         """Start at the beginning of a text."""
         assert params.grammar is not None
         if self._grammars is None:
-            return GrammarState(None, "this model runner has no tokenizer")
+            return GrammarState(None, None, "this model runner has no tokenizer")
         try:
-            return GrammarState(self._grammars.get(params.grammar).matcher())
+            grammar = self._grammars.held(params.grammar)
         except InvalidRequestError as error:
-            return GrammarState(None, str(error))
+            return GrammarState(None, None, str(error))
+        return GrammarState(grammar, grammar.matcher())
 
     def apply(self, logits: Tensor, rows: Mapping[int, RowState]) -> None:
         """Mask, in place."""
@@ -210,10 +218,11 @@ class GrammarMask:
         return cast(GrammarState, state).error if state is not None else ""
 
     def _forget(self, row: RowState) -> None:
-        """Let later texts start from a newly compiled grammar where this row has worn its own out."""
+        """Let later requests get a newly compiled grammar where this row has worn its own out."""
+        grammar = cast(GrammarState, row.states[self]).grammar
         assert self._grammars is not None
-        assert row.params.grammar is not None
-        self._grammars.forget(row.params.grammar)
+        assert grammar is not None
+        self._grammars.forget(grammar)
 
     def _hold_back_ends(self, mask: Mask, row: RowState) -> None:
         """Exclude ids that may not end the text yet, unless the grammar allows nothing else."""
