@@ -14,8 +14,7 @@ from msgspec.structs import replace
 from tokenizers import Tokenizer
 
 from helpers import drafting_engines
-from helpers.drafting_engines import block_bytes, write_first_layers
-from helpers.engine_drive import CheckedScheduler
+from helpers.drafting_engines import write_first_layers
 from helpers.grammars import (
     EOS_IDS,
     FIXED,
@@ -28,17 +27,13 @@ from helpers.grammars import (
     text_of,
     tiny_grammars,
 )
-from naiad.config import EngineConfig
 from naiad.engine import Engine
-from naiad.engine.build import make_kv_cache
 from naiad.errors import InvalidRequestError
 from naiad.grammar import Grammars
 from naiad.model_runner import ModelRunner
-from naiad.model_runner.executor import RemoteRunner
 from naiad.outputs import RequestOutput
 from naiad.sampling.grammar_mask import GrammarMask
 from naiad.sampling.noise import sibling_seed
-from naiad.scheduler.step_budget import SchedulerLimits
 from naiad.sequence import (
     BeamParams,
     EngineRequest,
@@ -47,9 +42,6 @@ from naiad.sequence import (
     GrammarSpec,
     SamplingParams,
 )
-from naiad.speculation.policy import SpeculationPolicy
-from naiad.speculation.speculator import Speculator
-from naiad.speculation.step_cost import StepCost
 from naiad_kernels.native.variants import best_variant
 
 Made = dict[int, list[RequestOutput]]
@@ -191,26 +183,6 @@ def test_a_models_drafts_change_nothing(folder: Path, expected: dict[int, Any], 
     engine, _ = engine_parts(folder / "target", drafter=drafter, **settings)
     assert said(run(engine, every_request())) == expected
     assert engine.stats().total_draft_failures == 0
-
-
-def test_a_runner_in_another_process_changes_nothing(folder: Path, expected: dict[int, Any]) -> None:
-    directory = folder / "target"
-    config = EngineConfig(
-        model_dir=str(directory),
-        dtype="float32",
-        cpu_threads=1,
-        block_size=16,
-        kv_cache_bytes=16 * block_bytes(directory),
-    )
-    runner = RemoteRunner(config)
-    try:
-        kv_cache = make_kv_cache(config, runner.kv_groups, 48)
-        speculator = Speculator(None, SpeculationPolicy(StepCost([(1, 1.0), (1 << 16, 1.0)])), 4)
-        scheduler = CheckedScheduler(kv_cache, SchedulerLimits(8, 48), speculator=speculator)
-        engine = Engine(scheduler, runner, grammars=runner.grammars)
-        assert said(run(engine, every_request())) == expected
-    finally:
-        runner.close()
 
 
 def test_forced_tokens_save_steps(folder: Path) -> None:

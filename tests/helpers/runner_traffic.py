@@ -11,7 +11,6 @@ from naiad.config import EngineConfig
 from naiad.engine import Engine
 from naiad.engine.build import make_drafter, make_kv_cache
 from naiad.model_runner import ModelRunner
-from naiad.model_runner.executor import RemoteRunner
 from naiad.outputs import RequestOutput
 from naiad.scheduler.step_budget import SchedulerLimits
 from naiad.sequence import BeamParams, EngineRequest, SamplingParams
@@ -34,7 +33,7 @@ SETTINGS: list[dict[str, Any]] = [
 ]
 
 
-def make_engine(config: EngineConfig, runner: ModelRunner | RemoteRunner, overlaps: bool) -> Engine:
+def make_engine(config: EngineConfig, runner: ModelRunner, overlaps: bool) -> Engine:
     kv_cache = make_kv_cache(config, runner.kv_groups, 48)
     drafter = make_drafter(config, runner, kv_cache)
     # All steps cost the same, so all drafts are verified.
@@ -87,16 +86,4 @@ def _request(rng: random.Random, first_id: int, prefixes: list[list[int]]) -> En
         params=params,
         sibling_ids=tuple(range(first_id + 1, first_id + 1 + num_siblings)),
         beam=beam,
-    )
-
-
-def said(outputs: list[RequestOutput]) -> tuple[Any, ...]:
-    """Everything that a sequence's client receives."""
-    return (
-        [each for output in outputs for each in output.token_ids],
-        [each for output in outputs for each in output.log_probs],
-        b"".join(output.context_logits for output in outputs),
-        [each for output in outputs for each in output.generation_logits],
-        outputs[-1].finish_reason,
-        outputs[-1].error_message,
     )

@@ -23,7 +23,7 @@ from naiad.errors import InternalError
 from naiad.model_runner import ModelRunner
 from naiad.model_runner.lone_steps import LoneRow, lone_step
 from naiad.outputs import ModelOutput
-from naiad.sequence import SamplingParams
+from naiad.sequence import FinishReason, SamplingParams
 
 NUM_BLOCKS = 14
 # A token whose embedding is not finite.
@@ -164,3 +164,10 @@ def test_ranks_listen_on_loopback_only(runners: tuple[ModelRunner, ModelRunner])
         for connection in psutil.Process(pid).net_connections("inet")
     }
     assert addresses == {"127.0.0.1"}
+
+
+def test_the_traffic_ends_in_every_way(folder: Path) -> None:
+    config = make_config(folder, 1)
+    made = traffic(make_engine(config, ModelRunner(config), overlaps=False), 1)
+    reasons = {outputs[-1].finish_reason for outputs in made.values()}
+    assert {FinishReason.CANCELLED, FinishReason.LENGTH, FinishReason.STOP} <= reasons

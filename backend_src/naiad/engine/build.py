@@ -12,7 +12,6 @@ from naiad.kv_cache.kv_cache_manager import KVCacheManager
 from naiad.kv_cache.kv_group import KVGroupSpec
 from naiad.kv_cache.prefix_cache import CacheObserver, PrefixCache
 from naiad.model_runner import ModelRunner
-from naiad.model_runner.executor import RemoteRunner
 from naiad.scheduler.policies import make_policy
 from naiad.scheduler.scheduler import Scheduler
 from naiad.scheduler.step_budget import SchedulerLimits
@@ -94,9 +93,7 @@ def make_kv_cache(
     return KVCacheManager(groups, config.block_size, prefix_cache, max_step_tokens=max_step_tokens)
 
 
-def make_drafter(
-    config: EngineConfig, model_runner: ModelRunner | RemoteRunner, kv_cache: KVCacheManager
-) -> Drafter | None:
+def make_drafter(config: EngineConfig, model_runner: ModelRunner, kv_cache: KVCacheManager) -> Drafter | None:
     """Make the drafter that `config.drafter` names; None if it names none.
 
     Args:
