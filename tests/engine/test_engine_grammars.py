@@ -331,8 +331,16 @@ def test_who_waits_with_a_grammar_that_another_has_worn_out_goes_on_with_it(
     assert text_of(tokenizer, ids_of(made[2])) == "x"
     assert made[2][-1].finish_reason is FinishReason.STOP
     assert compiled == [shared]
+    # Nobody holds it any more.
     made = run(engine, [request(3, shared, logit_bias=short)])
     assert text_of(tokenizer, ids_of(made[3])) == "x"
+    assert compiled == [shared] * 2
+    # It may also be worn out after it was compiled for a request, and before the engine takes that.
+    assert engine.grammars is not None
+    held = engine.grammars.get(shared)
+    engine.grammars.forget(held)
+    made = run(engine, [request(4, shared, logit_bias=short)])
+    assert text_of(tokenizer, ids_of(made[4])) == "x"
     assert compiled == [shared] * 2
 
 

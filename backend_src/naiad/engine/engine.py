@@ -179,7 +179,7 @@ class Engine:
             raise InvalidRequestError(f"beam_width = {width}: expected 1 with {spec.field}")
         if self.grammars is None:
             raise InvalidRequestError(f"{spec.field} is not supported: this engine has no tokenizer")
-        return self.grammars.get(spec)
+        return self.grammars.held(spec)
 
     def _make_sequence(
         self,

@@ -103,19 +103,21 @@ class Grammars:
             return self._all.get(_key(spec))
 
     def held(self, spec: GrammarSpec) -> CompiledGrammar:
-        """Return the grammar of a text whose sequence holds it, even if it is forgotten.
+        """Return a compiled grammar, even one that is forgotten; compile it only if nobody holds it.
 
-        Nothing is compiled as long as any sequence holds the grammar, so steps may call it.
+        This is for requests and sequences of the engine, which hold their grammars: it compiles nothing for
+        them, so no step waits.
 
         Raises:
             InvalidRequestError: nobody holds the grammar, and it is refused as in `get`.
         """
         key = _key(spec)
         with self._lock:
-            compiled = self._all.get(key)
-            if compiled is None:
-                compiled = next((each for each in self._forgotten if each.key == key), None)
-        return compiled or self.get(spec)
+            if key not in self._all:
+                for each in self._forgotten:
+                    if each.key == key:
+                        return each
+        return self.get(spec)
 
     def get(self, spec: GrammarSpec) -> CompiledGrammar:
         """Return a compiled grammar; compile it if it is new, which may take seconds.

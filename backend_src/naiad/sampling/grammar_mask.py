@@ -6,6 +6,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import cast
+from weakref import ref
 
 import numpy as np
 import torch
@@ -30,12 +31,11 @@ class GrammarState:
     """Where the output of a row, or a view of its drafts, stands in the row's grammar.
 
     Attributes:
-        grammar: None: it cannot be compiled here.
-        matcher: None if the grammar is None.
+        matcher: None: the grammar cannot be compiled here.
         error: why the row cannot go on; empty: it can.
     """
 
-    __slots__ = ("_num_masked", "_num_misses", "error_of_compiling", "grammar", "matcher")
+    __slots__ = ("_grammar", "_num_masked", "_num_misses", "error_of_compiling", "matcher")
 
     def __init__(
         self,
@@ -44,10 +44,16 @@ class GrammarState:
         error_of_compiling: str = "",
     ) -> None:
         """Start with a matcher of the grammar that nobody else uses."""
-        self.grammar = grammar
+        # The sequence holds it; the state may outlive the sequence.
+        self._grammar = None if grammar is None else ref(grammar)
         self.matcher = matcher
         self.error_of_compiling = error_of_compiling
         self._num_misses = self._num_masked = 0
+
+    @property
+    def grammar(self) -> CompiledGrammar | None:
+        """What the matcher follows; None: it cannot be compiled here, or nobody holds it any more."""
+        return None if self._grammar is None else self._grammar()
 
     @property
     def error(self) -> str:
@@ -221,8 +227,8 @@ class GrammarMask:
         """Let later requests get a newly compiled grammar where this row has worn its own out."""
         grammar = cast(GrammarState, row.states[self]).grammar
         assert self._grammars is not None
-        assert grammar is not None
-        self._grammars.forget(grammar)
+        if grammar is not None:
+            self._grammars.forget(grammar)
 
     def _hold_back_ends(self, mask: Mask, row: RowState) -> None:
         """Exclude ids that may not end the text yet, unless the grammar allows nothing else."""
