@@ -29,7 +29,7 @@ from helpers.grammars import (
 )
 from naiad.engine import Engine
 from naiad.errors import InvalidRequestError
-from naiad.grammar import Grammars
+from naiad.grammar import CompiledGrammar, Grammars
 from naiad.model_runner import ModelRunner
 from naiad.outputs import RequestOutput
 from naiad.sampling.grammar_mask import GrammarMask
@@ -316,9 +316,12 @@ def test_who_waits_with_a_grammar_that_another_has_worn_out_goes_on_with_it(
     """Nothing is compiled while steps wait for it; a request that comes later gets the grammar anew."""
     compiled: list[GrammarSpec] = []
     compile_one = Grammars._compile
-    monkeypatch.setattr(
-        Grammars, "_compile", lambda self, spec: compiled.append(spec) or compile_one(self, spec)
-    )
+
+    def counted(grammars: Grammars, spec: GrammarSpec) -> CompiledGrammar:
+        compiled.append(spec)
+        return compile_one(grammars, spec)
+
+    monkeypatch.setattr(Grammars, "_compile", counted)
     source = f'start: "x" | "long" y\ny: {"x? " * 1_500}\nx: "a" /[0-9]+/ ","'
     shared = GrammarSpec(kind=GrammarKind.LARK, source=source)
     likely = {"l": 100.0, ",": 95.0, "a": 90.0, "1": 50.0}
