@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import stat
 from pathlib import Path
@@ -36,14 +38,31 @@ def prepare(option: str, path: Path) -> None:
 def append(path: Path, lines: bytes) -> None:
     """Append whole lines in one call, so that those of several processes do not mix.
 
-    The file is opened for each call: it may be moved away while it grows.
+    If only a part can be written, it is taken back: no line is torn, and all can be written again. The file
+    is opened for each call: it may be moved away while it grows.
 
     Raises:
         OSError: it cannot be written.
     """
     opened = os.open(path, _FLAGS, 0o600)
     try:
-        if os.write(opened, lines) != len(lines):
+        # Some file systems have no locks.
+        with contextlib.suppress(OSError):
+            fcntl.flock(opened, fcntl.LOCK_EX)
+        num_written = os.write(opened, lines)
+        if num_written != len(lines):
+            _take_back(opened, num_written)
             raise OSError("the disk is full")
     finally:
         os.close(opened)
+
+
+def _take_back(opened: int, num_bytes: int) -> None:
+    """Remove the bytes that were written last, if nobody has written after them.
+
+    Raises:
+        OSError: it is a pipe or a device, or may only grow.
+    """
+    end = os.lseek(opened, 0, os.SEEK_CUR)
+    if os.fstat(opened).st_size == end:
+        os.ftruncate(opened, end - num_bytes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import msgspec
@@ -100,6 +101,23 @@ def test_what_could_not_be_written_is_in_the_next_line(
     path.parent.mkdir(exist_ok=True)
     reports.flush()
     assert [line.step_s for line in lines_of(path)] == [2.0]
+
+
+def test_a_report_of_which_a_part_was_written_is_written_anew(
+    used: Used, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, write = tmp_path / "usage", os.write
+    reports = UsageReports(used, "m", path, interval_s=0.0)
+    used.usages = [TenantUsage("first", 1.0)]
+    reports.flush()
+    used.usages += [TenantUsage("a", 1.0), TenantUsage("b", 2.0)]
+    with monkeypatch.context() as patch:
+        # All of the line of a, and a part of b's.
+        patch.setattr(os, "write", lambda opened, lines: write(opened, lines[: len(lines) - 20]))
+        reports.flush()
+    assert [line.tenant for line in lines_of(path)] == ["first"]
+    reports.flush()
+    assert [line.tenant for line in lines_of(path)] == ["first", "a", "b"]
 
 
 def test_the_owner_adds_up_the_engines_that_it_lost() -> None:
