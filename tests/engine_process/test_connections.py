@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import errno
+import socket
 import stat
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from helpers.engine_harness import RawClient, Recorder, make_request
+from helpers.engine_harness import WAIT_S, RawClient, Recorder, make_request
 from helpers.fake_engine_child import FAILING_ID, HELD_ID, SLOW_ID, let_go
 from naiad.engine_process import EngineClient
 from naiad.engine_process.protocol import (
@@ -21,6 +24,7 @@ from naiad.engine_process.protocol import (
     StopServing,
     encode_frame,
 )
+from naiad.engine_process.serving.connections import Connection
 from naiad.frames import MAX_FRAME_BYTES
 from naiad.sequence import FinishReason
 
@@ -177,3 +181,75 @@ def test_failing_engine_answers_every_client(served: Served, other: RawClient) -
     messages = iter(other.receive, None)
     outputs = [output for message in messages if isinstance(message, StepDone) for output in message.outputs]
     assert (outputs[-1].finish_reason, outputs[-1].error_message) == (FinishReason.ERROR, "the engine failed")
+
+
+class FailingSocket(socket.socket):
+    """A socket whose sends fail with the errors that are left."""
+
+    errors: list[int]
+
+    def send(self, *args: Any) -> int:
+        if self.errors:
+            raise OSError(self.errors.pop(0), "refused")
+        return super().send(*args)
+
+
+@pytest.fixture
+def connect() -> Iterator[Callable[..., tuple[Connection, socket.socket]]]:
+    """Make a connection whose sends fail with the given errors at first, and its client's socket."""
+    opened: list[socket.socket] = []
+
+    def make(*errors: int) -> tuple[Connection, socket.socket]:
+        ours, theirs = socket.socketpair()
+        theirs.settimeout(WAIT_S)
+        failing = FailingSocket(fileno=ours.detach())
+        failing.errors = list(errors)
+        opened.extend((failing, theirs))
+        return Connection(failing, is_owner=False), theirs
+
+    yield make
+    for each in opened:
+        each.close()
+
+
+@pytest.mark.parametrize("number", [errno.ENOBUFS, errno.ENOMEM])
+def test_what_the_kernel_has_no_memory_for_is_kept(
+    connect: Callable[..., tuple[Connection, socket.socket]], number: int
+) -> None:
+    connection, client = connect(number, number)
+    assert not connection.push(b"one ")
+    assert not connection.push(b"two ")
+    assert connection.push(b"three")
+    assert client.recv(100) == b"one two three"
+
+
+def test_a_client_that_misses_a_frame_sees_the_end(
+    connect: Callable[..., tuple[Connection, socket.socket]],
+) -> None:
+    connection, client = connect(errno.EIO)
+    assert connection.push(b"lost")
+    assert client.recv(100) == b""
+
+
+def test_nothing_is_lost_while_the_kernel_has_little_memory(make_client: Callable[[str], Served]) -> None:
+    client, recorder = make_client("little-memory")
+    client.start()
+    client.submit([make_request(1, first_id=4, max_tokens=20)])
+    recorder.wait_finished(1)
+    assert recorder.token_ids(1) == list(range(4, 24))
+    assert recorder.num_losses == 0
+
+
+def test_a_client_that_can_not_be_watched_is_closed_and_nothing_else(
+    make_client: Callable[[str], Served], socket_dir: Path
+) -> None:
+    client, recorder = make_client("few-watches")
+    client.start()
+    refused, served = RawClient(socket_dir / "llm.engine"), RawClient(socket_dir / "llm.engine")
+    assert refused.receive() is None
+    assert isinstance(served.receive(), Ready)
+    client.submit([make_request(1, first_id=4)])
+    recorder.wait_finished(1)
+    assert recorder.num_losses == 0
+    for each in (refused, served):
+        each.close()

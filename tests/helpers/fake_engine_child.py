@@ -7,12 +7,18 @@ Special first prompt ids make it misbehave; see the constants.
 from __future__ import annotations
 
 import argparse
+import errno
+import itertools
 import logging
+import os
+import selectors
+import socket
 import time
 from pathlib import Path
 from typing import Any
 
 from naiad.engine_process.protocol import Checkpoint
+from naiad.engine_process.serving.connections import Connection
 from naiad.engine_process.serving.loop import serve
 from naiad.engine_process.serving.queue_gate import QueueLimits
 from naiad.errors import InvalidRequestError, ModelError
@@ -144,6 +150,30 @@ def build(behaviour: str, model_dir: str) -> FakeEngine:
     return FakeEngine(Path(model_dir))
 
 
+def have_little_memory() -> None:
+    """Have the kernel refuse two of three sends, as if it had no memory for them."""
+    send, counter = socket.socket.send, itertools.count()
+
+    def send_or_not(self: socket.socket, *args: Any) -> int:
+        if next(counter) % 3 < 2:
+            raise OSError(errno.ENOBUFS, os.strerror(errno.ENOBUFS))
+        return send(self, *args)
+
+    setattr(socket.socket, "send", send_or_not)  # noqa: B010 — mypy lets no method be assigned
+
+
+def have_few_watches() -> None:
+    """Have the kernel refuse to watch the first connection that is not the owner's."""
+    register, connections = selectors.EpollSelector.register, itertools.count()
+
+    def register_or_not(self: selectors.EpollSelector, fileobj: Any, events: int, data: Any = None) -> Any:
+        if isinstance(data, Connection) and next(connections) == 1:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return register(self, fileobj, events, data)
+
+    setattr(selectors.EpollSelector, "register", register_or_not)  # noqa: B010 — as above
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("behaviour")
@@ -154,6 +184,10 @@ def main() -> None:
     logging.basicConfig()
     if options.behaviour == "dies":
         raise SystemExit(7)
+    if options.behaviour == "little-memory":
+        have_little_memory()
+    if options.behaviour == "few-watches":
+        have_few_watches()
     limits = QueueLimits(max_num_seqs=8, max_queued_requests=1000, max_queued_tokens=1000)
     serve(
         lambda: build(options.behaviour, options.model_dir),

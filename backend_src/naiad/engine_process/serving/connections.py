@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import errno
 import logging
 import os
 import selectors
@@ -45,7 +46,9 @@ EXIT_FAILED = 4
 EXIT_TERMINATED = 128 + signal.SIGTERM
 
 _PARENT_CHECK_S = 0.5
-_ACCEPT_RETRY_S = 0.05
+_RETRY_S = 0.05
+# The kernel lacks memory for what is sent. The socket stays writable meanwhile.
+_NO_MEMORY = (errno.ENOBUFS, errno.ENOMEM)
 _WAKE = b"\0"
 _PEER_CREDENTIALS = struct.Struct("3i")
 
@@ -60,7 +63,15 @@ class ConnectionEvent(enum.Enum):
 
 
 class Connection:
-    """One client of the engine. Compared and hashed by identity."""
+    """One client of the engine. Compared and hashed by identity.
+
+    Attributes:
+        socket: its socket, which does not block.
+        frames: what has come of its messages.
+        is_owner: whether the process ends with this connection.
+        last_stats: the statistics that it got last; None: none yet.
+        lacks_memory: the kernel had no memory for what was to be sent last.
+    """
 
     def __init__(self, accepted: socket.socket, is_owner: bool) -> None:
         """Take over a connected socket; when the owner closes its end, the process exits."""
@@ -69,6 +80,7 @@ class Connection:
         self.frames = FrameBuffer()
         self.is_owner = is_owner
         self.last_stats: EngineStats | None = None
+        self.lacks_memory = False
         self._unsent = bytearray()
         self._lock = threading.Lock()
 
@@ -76,14 +88,19 @@ class Connection:
         """Append `frame` and write as much as the socket takes; True when nothing is left."""
         with self._lock:
             self._unsent += frame
+            self.lacks_memory = False
             try:
                 if self._unsent:
                     del self._unsent[: self.socket.send(self._unsent, socket.MSG_NOSIGNAL)]
             except BlockingIOError:
                 return False
-            except OSError:
-                # The client is gone: the I/O thread reads the end of its stream and reports it.
+            except OSError as error:
+                if error.errno in _NO_MEMORY:
+                    self.lacks_memory = True
+                    return False
+                # The client is gone, or misses a frame: the I/O thread reads the end of its stream.
                 self._unsent.clear()
+                self.drop()
             return not self._unsent
 
     def drop(self) -> None:
@@ -164,7 +181,8 @@ class Connections:
         """Write what the socket takes now; the I/O thread writes the rest. Never blocks."""
         if not connection.push(encode_frame(message)):
             self._unfinished.add(connection)
-            with contextlib.suppress(BlockingIOError):
+            # Without it the I/O thread finds the connection `_PARENT_CHECK_S` later at most.
+            with contextlib.suppress(OSError):
                 self._wake_write.send(_WAKE)
 
     def flush(self, timeout_s: float) -> None:
@@ -191,6 +209,7 @@ class Connections:
                         self._woken()
                     else:
                         self._serve(key.data, events)
+                self._watch_unfinished()
         except BaseException as error:  # noqa: BLE001 — without this thread no messages would be read
             logger.critical("the connections' thread failed: %s", place_of(error))
         finally:
@@ -202,7 +221,7 @@ class Connections:
         except OSError:
             logger.warning("a connection could not be accepted", exc_info=True)
             # Probably out of file descriptors. The listener stays readable, so wait instead of spinning.
-            time.sleep(_ACCEPT_RETRY_S)
+            time.sleep(_RETRY_S)
             return
         raw = accepted.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER_CREDENTIALS.size)
         pid, uid, _gid = _PEER_CREDENTIALS.unpack(raw)
@@ -211,14 +230,21 @@ class Connections:
             accepted.close()
             return
         connection = Connection(accepted, is_owner=not self._has_owner and pid == self._parent_pid)
+        try:
+            self._selector.register(accepted, selectors.EVENT_READ, connection)
+        except OSError:
+            logger.warning("a connection could not be watched", exc_info=True)
+            accepted.close()
+            return
         self._has_owner |= connection.is_owner
         self._open.add(connection)
-        self._selector.register(accepted, selectors.EVENT_READ, connection)
         self.inbox.put(connection, ConnectionEvent.OPENED)
 
     def _woken(self) -> None:
         if signal.SIGTERM in self._wake_read.recv(4096):
             self.leave(EXIT_TERMINATED)
+
+    def _watch_unfinished(self) -> None:
         while self._unfinished:
             connection = self._unfinished.pop()
             if connection in self._open:
@@ -228,8 +254,11 @@ class Connections:
         self._selector.modify(connection.socket, events, connection)
 
     def _serve(self, connection: Connection, events: int) -> None:
-        if events & selectors.EVENT_WRITE and connection.push():
-            self._watch(connection, selectors.EVENT_READ)
+        if events & selectors.EVENT_WRITE:
+            if connection.push():
+                self._watch(connection, selectors.EVENT_READ)
+            elif connection.lacks_memory:
+                time.sleep(_RETRY_S)
         if events & selectors.EVENT_READ:
             self._read(connection)
 
