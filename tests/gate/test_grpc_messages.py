@@ -40,6 +40,39 @@ def test_millions_of_empty_fields_are_refused_unparsed(field: bytes, monkeypatch
     assert b"refused" in error_in_stream(field * 2_000_000, "refused")
 
 
+@pytest.mark.parametrize(
+    "field", [b"\x22\x05\x0a\x03abc", b"\x18\x01", b"\x98\x06\x01"], ids=["parameter", "shape", "unknown"]
+)
+@pytest.mark.parametrize("tensors", [b"\x2a", b"\x32"], ids=["inputs", "outputs"])
+def test_thousands_of_fields_in_tensors_are_refused_unparsed(
+    field: bytes, tensors: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tensor = field * 2_049
+    two = (tensors + encoded(len(tensor)) + tensor) * 2
+    monkeypatch.setattr(grpc_messages, "service_pb2", Unparsed)
+    with pytest.raises(RefusedError, match="inputs and outputs have more than 4096 fields"):
+        check_infer_request(two, LIMITS)
+
+
+def test_a_tensor_with_a_few_parameters_passes() -> None:
+    asked = service_pb2.ModelInferRequest(model_name="llm")
+    for number in range(LIMITS.max_tensors):
+        tensor = asked.inputs.add(name=f"input {number}", datatype="INT32", shape=[1] * 8)
+        tensor.contents.int_contents.append(1)
+        for name in ("a", "b"):
+            tensor.parameters[name].int64_param = 1
+    check_infer_request(asked.SerializeToString(), LIMITS)
+
+
+def encoded(number: int) -> bytes:
+    """A number as protobuf writes it."""
+    written = bytearray()
+    while number > 0x7F:
+        written.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes([*written, number])
+
+
 class Unparsed:
     """In place of the messages' module: it parses no request."""
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import random
 from typing import Any
 
 import pytest
 
+from naiad.gate import json_body
 from naiad.gate.json_body import checked_inference, checked_json
 from naiad.gate.limits import Limits
 from naiad.gate.refusal import RefusedError
@@ -95,3 +97,58 @@ def test_numbers_and_text_stay_what_they_are() -> None:
 def test_numbers_that_nothing_can_hold_are_refused(number: bytes) -> None:
     with pytest.raises(RefusedError):
         checked_json(b'{"a": %s}' % number, Limits())
+
+
+@pytest.mark.parametrize(
+    "inner",
+    [
+        b"[]," * 1_400_000 + b"1",
+        b'{"a":1},' * 10_000 + b"1",
+        # Strings that end in backslashes, and one with a quote before a bracket.
+        rb'"a\\",[],"\\\\",{},"\"[",' * 5_000 + b"1",
+    ],
+)
+def test_more_lists_and_objects_than_a_request_has_are_refused_unread(
+    inner: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(json_body.msgspec.json, "decode", pytest.fail)
+    for body in (b'{"a":[%s]}' % inner, b'{"inputs":[%s]}' % inner):
+        with pytest.raises(RefusedError, match="more than 10000 lists and objects") as refused:
+            checked_inference(body, None, Limits())
+        assert refused.value.http_status == 400
+        with pytest.raises(RefusedError, match="more than 10000 lists and objects"):
+            checked_json(body, Limits())
+
+
+@pytest.mark.parametrize("unit", ["{", "[]", '"[', "\\[", '\\"{', "{}\n", '{"a": "\\\\"}'])
+def test_brackets_in_a_prompt_do_not_count(unit: str) -> None:
+    body = json.dumps({"text_input": unit * 100_000}).encode()
+    assert json.loads(checked_json(body, Limits())) == json.loads(body)
+
+
+def test_lists_and_objects_are_counted_as_they_are_read() -> None:
+    draw = random.Random(3)
+
+    def value(depth: int) -> Any:
+        kind = draw.randrange(4 if depth else 1)
+        if kind == 1:
+            return [value(depth - 1) for _ in range(draw.randrange(5))]
+        if kind == 2:
+            return {text(): value(depth - 1) for _ in range(draw.randrange(5))}
+        return draw.choice([1, None, text(), text()])
+
+    def text() -> str:
+        return "".join(draw.choice('[{"\\ü:,') for _ in range(draw.randrange(6)))
+
+    def num_containers(value: Any) -> int:
+        inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+        return isinstance(value, dict | list) + sum(map(num_containers, inner))
+
+    for _ in range(500):
+        whole = value(4)
+        limits = Limits(max_containers=num_containers(whole) + 1)
+        body = json.dumps({"a": whole}, ensure_ascii=draw.random() < 0.5).encode()
+        assert json.loads(checked_json(body, limits)) == {"a": whole}
+        if limits.max_containers > 1:
+            with pytest.raises(RefusedError, match="lists and objects"):
+                checked_json(body, Limits(max_containers=limits.max_containers - 1))

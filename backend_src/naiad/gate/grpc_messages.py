@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 from google.protobuf.message import DecodeError
@@ -16,6 +17,9 @@ from naiad.gate.shapes import MAX_DIMENSIONS, check_shapes
 _MAX_NAME = 1024
 # Inputs, their contents, outputs and parameters: each is a field of the message.
 _MAX_FIELDS = 1024
+# Names, shapes, parameters and contents of all inputs and outputs.
+_MAX_TENSOR_FIELDS = 4096
+_INPUTS, _OUTPUTS = 5, 6
 _MAX_VARINT_BYTES = 10
 _VARINT, _FIXED_64, _SIZED, _FIXED_32 = 0, 1, 2, 5
 _NO_REQUEST = "the message is no ModelInferRequest"
@@ -60,29 +64,45 @@ def _check_num_fields(raw: bytes) -> None:
     """Check how many fields a message has before objects are made of them: two bytes are enough for one.
 
     Raises:
-        RefusedError: there are too many, or it is no message.
+        RefusedError: it or its tensors have too many, or it is no message.
     """
-    at = num_fields = 0
-    while at < len(raw):
-        num_fields += 1
+    num_tensor_fields = 0
+    for num_fields, (number, content) in enumerate(_fields(memoryview(raw)), 1):
         if num_fields > _MAX_FIELDS:
             raise RefusedError(400, f"the message has more than {_MAX_FIELDS} fields")
+        if number not in (_INPUTS, _OUTPUTS):
+            continue
+        for _ in _fields(content):
+            num_tensor_fields += 1
+            if num_tensor_fields > _MAX_TENSOR_FIELDS:
+                raise RefusedError(400, f"inputs and outputs have more than {_MAX_TENSOR_FIELDS} fields")
+
+
+def _fields(raw: memoryview) -> Iterator[tuple[int, memoryview]]:
+    """Yield the number of each field of a message, and the bytes of a field that has a length.
+
+    Raises:
+        RefusedError: it is no message.
+    """
+    at = 0
+    while at < len(raw):
         tag, at = _varint(raw, at)
-        kind = tag & 7
+        kind, begin = tag & 7, at
         if kind == _VARINT:
             _, at = _varint(raw, at)
         elif kind == _SIZED:
-            size, at = _varint(raw, at)
-            at += size
+            size, begin = _varint(raw, at)
+            at = begin + size
         elif kind in (_FIXED_64, _FIXED_32):
             at += 8 if kind == _FIXED_64 else 4
         else:
             raise RefusedError(400, _NO_REQUEST)
-    if at > len(raw):
-        raise RefusedError(400, _NO_REQUEST)
+        if at > len(raw):
+            raise RefusedError(400, _NO_REQUEST)
+        yield tag >> 3, raw[begin:at] if kind == _SIZED else raw[:0]
 
 
-def _varint(raw: bytes, at: int) -> tuple[int, int]:
+def _varint(raw: memoryview, at: int) -> tuple[int, int]:
     """Read a number of protobuf; return it and where it ends."""
     value = 0
     for index, byte in enumerate(raw[at : at + _MAX_VARINT_BYTES]):

@@ -18,6 +18,7 @@ class Limits:
         max_headers: number of headers.
         max_chunks: number of chunks of a body.
         max_depth: nesting of JSON.
+        max_containers: lists and objects of JSON.
         max_tensors: inputs, and outputs, of a request; gRPC too.
         max_connections: connections of a port, and gRPC calls, at the same time.
         head_s: how long request line and headers may take, and a gRPC client's first and every other frame;
@@ -35,6 +36,7 @@ class Limits:
     max_headers: int = 64
     max_chunks: int = 16_384
     max_depth: int = 32
+    max_containers: int = 10_000
     max_tensors: int = 256
     max_connections: int = 1024
     head_s: float = 10.0
