@@ -47,6 +47,22 @@ def test_deep_values_are_refused_like_others() -> None:
         assert error.param == "tools" or error.message.startswith("The body is not JSON")
 
 
+@pytest.mark.parametrize("name", ["messages", "tools", "response_format", "chat_template_kwargs"])
+def test_a_field_that_is_nested_too_deep_is_named(name: str) -> None:
+    for levels in (128, 129, 900):
+        deep: Any = {}
+        for _ in range(levels - 2):
+            deep = {"a": deep}
+        value = [deep] if name in ("messages", "tools") else {"a": deep}
+        raw = msgspec.json.encode({"model": "first", "messages": [], name: value})
+        if levels == 128:
+            parse_body(raw, ChatBody, is_lenient=False)
+            continue
+        with pytest.raises(APIError, match=f"{name} is nested too deep: expected at most 128") as caught:
+            parse_body(raw, ChatBody, is_lenient=False)
+        assert (caught.value.status, caught.value.param) == (400, name)
+
+
 @pytest.mark.parametrize("seconds", [0, -1, -1e-9, 1e300])
 def test_a_deadline_is_later_than_now(seconds: float) -> None:
     error = refusal_of(timeout_s=seconds)

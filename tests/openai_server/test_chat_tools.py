@@ -419,6 +419,24 @@ def test_messages_that_are_refused(api: Any, message: dict[str, Any], begin: str
     assert error["message"].startswith(begin), error
 
 
+@pytest.mark.parametrize("levels", [126, 129, 500, 900, 990])
+def test_arguments_that_are_nested_too_deep_are_refused(api: Any, levels: int) -> None:
+    arguments = '{"a":' * (levels - 1) + "{}" + "}" * (levels - 1)
+    message = assistant(function={"name": "f", "arguments": arguments})
+    status, error = refused(api, CHAT, {"model": "first", "messages": [*HELLO, message]})
+    assert (status, error["param"]) == (400, "messages")
+
+
+@pytest.mark.parametrize("levels", [129, 500, 900])
+def test_a_schema_that_is_nested_too_deep_is_refused(api: Any, levels: int) -> None:
+    deep: dict[str, Any] = {}
+    for _ in range(levels - 4):
+        deep = {"not": deep}
+    sent = {"model": "first", "messages": HELLO, "tools": tools(parameters=deep)}
+    status, error = refused(api, CHAT, sent)
+    assert (status, error["param"]) == (400, "tools")
+
+
 def test_a_template_without_tools_says_so(tmp_path: Path) -> None:
     with scripted_model(tmp_path, CHAT_TEMPLATE) as script:
         sent = {"model": "first", "messages": HELLO, "tools": TOOLS}

@@ -14,7 +14,9 @@ from helpers.tiny_tokenizers import (
     write_tokenizer,
 )
 from naiad.errors import InvalidRequestError, ModelError
-from naiad.tokenization import Tokenizer, TokenTable, decode
+from naiad.tokenization import ChatOptions, Tokenizer, TokenTable, decode
+from naiad.tokenization.checkpoint_tokenizer import CheckpointTokenizer
+from naiad.tokenization.plain_content import PlainContent
 
 LLAMA_3_LIKE = (
     "{% set loop_messages = messages %}{% for message in loop_messages %}{% set content = '<|im_start|>'"
@@ -117,6 +119,89 @@ def test_a_special_token_in_two_halves_stays_plain(tmp_path: Path) -> None:
     ids = tokenizer.render_chat(json.dumps(messages))
     assert not set(ids) & tokenizer.table.special_ids
     assert decode(tokenizer.table, ids, True) == "<|im_end|>"
+
+
+# As Qwen3-Coder's template shows calls and tools.
+XML_CALLS = (
+    "{% for tool in tools or [] %}{% for name in tool.function.parameters.properties %}"
+    "<name>{{ name }}|>\n{% endfor %}{% endfor %}"
+    "{% for message in messages %}{% for call in message.tool_calls or [] %}"
+    "{% for name, value in call.function.arguments.items() %}"
+    "<parameter={{ name }}>\n{{ value }}\n</parameter>"
+    "{% endfor %}{% endfor %}{% endfor %}"
+)
+
+
+def chat_with_call(arguments: object) -> str:
+    call = {"type": "function", "id": "1", "function": {"name": "f", "arguments": arguments}}
+    return json.dumps([{"role": "assistant", "content": "", "tool_calls": [call]}])
+
+
+def tool_with(parameters: dict[str, object]) -> dict[str, object]:
+    return {"type": "function", "function": {"name": "f", "parameters": parameters}}
+
+
+@pytest.mark.parametrize("key", ["x<|im_end|", "x<|im_end|>", "<|im_end|", "</s", "x</s "])
+def test_the_name_of_an_argument_makes_no_special_token(tmp_path: Path, key: str) -> None:
+    tokenizer = tokenizer_in(tmp_path, template=XML_CALLS)
+    ids = tokenizer.render_chat(chat_with_call({key: 1}), ChatOptions(speaks_tools=True))
+    assert not set(ids) & tokenizer.table.special_ids
+    assert decode(tokenizer.table, ids, True) == f"<parameter={key}>\n1\n</parameter>"
+
+
+def test_the_name_of_a_tools_argument_makes_no_special_token(tmp_path: Path) -> None:
+    tokenizer = tokenizer_in(tmp_path, template=XML_CALLS)
+    tool = tool_with({"type": "object", "properties": {"x<|im_end": {}}})
+    ids = tokenizer.render_chat(chat_with(""), ChatOptions(speaks_tools=True, tools=(tool,)))
+    assert not set(ids) & tokenizer.table.special_ids
+    assert decode(tokenizer.table, ids, True) == "<name>x<|im_end|>\n"
+
+
+def test_templates_find_keys_that_are_words(tmp_path: Path) -> None:
+    """Their ends could begin a special token, but a marked key would be another one."""
+    definition = byte_level_tokenizer()
+    definition.add_special_tokens(["s$end"])
+    template = "{% for tool in tools %}{{ tool.function.parameters['$defs'] }}{% endfor %}"
+    write_tokenizer(tmp_path, definition, template)
+    tool = tool_with({"$defs": "found"})
+    tokenizer = Tokenizer.from_directory(tmp_path)
+    ids = tokenizer.render_chat(chat_with(""), ChatOptions(speaks_tools=True, tools=(tool,)))
+    assert decode(tokenizer.table, ids, True) == "found"
+
+
+def nested(levels: int) -> object:
+    value: object = {}
+    for _ in range(levels - 1):
+        value = {"a": value}
+    return value
+
+
+@pytest.mark.parametrize("levels", [129, 480, 900])
+def test_values_nested_too_deep_are_refused_by_the_field(tmp_path: Path, levels: int) -> None:
+    tokenizer = tokenizer_in(tmp_path, template=XML_CALLS)
+    with pytest.raises(InvalidRequestError, match="messages: nested too deep: expected at most 128 levels"):
+        tokenizer.render_chat(chat_with_call(nested(levels)), ChatOptions(speaks_tools=True))
+    tool = tool_with({"$defs": nested(levels)})
+    with pytest.raises(InvalidRequestError, match="tools: nested too deep"):
+        tokenizer.render_chat(chat_with(""), ChatOptions(speaks_tools=True, tools=(tool,)))
+
+
+def test_values_may_have_many_levels(tmp_path: Path) -> None:
+    tokenizer = tokenizer_in(tmp_path, template=XML_CALLS)
+    # The list of calls, the call and its function are three more.
+    assert tokenizer.render_chat(chat_with_call(nested(124)), ChatOptions(speaks_tools=True))
+
+
+def test_every_place_of_a_special_token_is_marked(tmp_path: Path) -> None:
+    definition = byte_level_tokenizer()
+    definition.add_special_tokens(["aXa", "XaX", "]"])
+    write_tokenizer(tmp_path, definition)
+    plain = PlainContent(CheckpointTokenizer.load(tmp_path))
+    assert plain.mark("-aXaXa-").split("\ufdd0") == ["-a", "X", "a", "Xa-"]
+    assert plain.mark("no token") == "no token"
+    assert plain.mark("at its end aX ").split("\ufdd0") == ["at its end a", "X", " "]
+    with pytest.raises(InvalidRequestError, match="'\\]'"):
+        plain.mark("a ] b")
 
 
 def test_special_tokens_sought_after_normalizing_stay_plain_in_content(tmp_path: Path) -> None:

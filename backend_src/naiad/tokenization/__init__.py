@@ -1,6 +1,7 @@
 """Text: encoding and decoding, chat templates, stop strings."""
 
 from naiad.tokenization.chat_template import PLAIN_CHAT, ChatOptions
+from naiad.tokenization.nesting import MAX_LEVELS, is_too_deep
 from naiad.tokenization.text_decoder import (
     TextDecoder,
     context_ids,
@@ -14,6 +15,7 @@ from naiad.tokenization.tokenizer import Tokenizer
 from naiad.tokenization.word_list import pack_word_list, unpack_word_list
 
 __all__ = [
+    "MAX_LEVELS",
     "PLAIN_CHAT",
     "ChatOptions",
     "TextChunk",
@@ -25,6 +27,7 @@ __all__ = [
     "decode",
     "decode_after",
     "decode_chunk",
+    "is_too_deep",
     "pack_word_list",
     "unpack_word_list",
 ]

@@ -11,7 +11,8 @@ special tokens before it normalizes, and otherwise equals the checkpoint's token
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+import re
+from collections.abc import Iterator
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
@@ -20,9 +21,13 @@ import tokenizers
 
 from naiad.errors import InvalidRequestError
 from naiad.tokenization.checkpoint_tokenizer import CheckpointTokenizer, encode_text
+from naiad.tokenization.nesting import MAX_LEVELS, is_too_deep
 
 # A noncharacter of Unicode: reserved for use inside a program.
 _MARK = "\ufdd0"
+# Keys by which templates may find their way, such as "name", "type" and "$defs".
+_PLAIN_KEY = re.compile(r"[\w.$-]*")
+_NUM_SOUGHT_CHARS = 4
 
 
 class PlainContent:
@@ -34,6 +39,10 @@ class PlainContent:
         self._tokenizer = checkpoint.tokenizer
         self._special_texts = [token.content for token in added.values() if token.special]
         self._beginnings = {text[:length] for text in self._special_texts for length in range(1, len(text))}
+        self._longest_beginning = max(map(len, self._beginnings), default=0)
+        # Few, as special tokens begin alike. A regex of all of them would be slow on text full of beginnings.
+        sought = {re.escape(text[:_NUM_SOUGHT_CHARS]) for text in self._special_texts}
+        self._may_be_special = re.compile("|".join(sorted(sought)) or "(?!)")
         unknown_token = getattr(checkpoint.tokenizer.model, "unk_token", None)
         unknown_ids = {checkpoint.named_token_id("unk_token")}
         if unknown_token is not None:
@@ -54,22 +63,21 @@ class PlainContent:
         edges = [0, *(place + 1 for place in places), len(content)]
         return _MARK.join(content[start:end] for start, end in pairwise(edges))
 
-    def mark_all(self, value: Any) -> Any:
+    def mark_all(self, value: Any, field: str) -> Any:
         """Return a JSON value all of whose texts are marked.
 
-        Keys by which a template finds its way stay as they are: only a whole special token is marked in one.
+        In keys by which templates find their way only a whole special token is marked, not an open end.
+
+        Args:
+            value: the value.
+            field: the field that holds it, for errors.
 
         Raises:
-            InvalidRequestError: a text cannot be kept plain.
+            InvalidRequestError: a text cannot be kept plain, or the value is nested too deep.
         """
-        match value:
-            case str():
-                return self.mark(value)
-            case list():
-                return [self.mark_all(each) for each in value]
-            case dict():
-                return {self._marked_key(key): self.mark_all(each) for key, each in value.items()}
-        return value
+        if is_too_deep(value):
+            raise InvalidRequestError(f"{field}: nested too deep: expected at most {MAX_LEVELS} levels")
+        return self._marked(value)
 
     def encode(self, text: str) -> list[int]:
         """Encode a rendered text without its marks.
@@ -86,12 +94,24 @@ class PlainContent:
             raise InvalidRequestError("messages: content holds the text of a special token")
         return ids
 
+    def _marked(self, value: Any) -> Any:
+        match value:
+            case str():
+                return self.mark(value)
+            case list():
+                return [self._marked(each) for each in value]
+            case dict():
+                return {self._marked_key(key): self._marked(each) for key, each in value.items()}
+        return value
+
     def _marked_key(self, key: str) -> str:
-        is_plain = _MARK not in key and not any(text in key for text in self._special_texts)
+        is_plain = _PLAIN_KEY.fullmatch(key) and next(self._occurrences(key), None) is None
         return key if is_plain else self.mark(key)
 
-    def _occurrences(self, content: str) -> Iterable[int]:
+    def _occurrences(self, content: str) -> Iterator[int]:
         """Find where special tokens begin in the content."""
+        if not self._may_be_special.search(content):
+            return
         for text in self._special_texts:
             place = content.find(text)
             if place >= 0 and len(text) == 1:
@@ -100,10 +120,10 @@ class PlainContent:
                 yield place
                 place = content.find(text, place + 1)
 
-    def _open_ends(self, content: str) -> Iterable[int]:
+    def _open_ends(self, content: str) -> Iterator[int]:
         """Find where the end of the content may begin a special token that the following text completes."""
         end = len(content.rstrip())
-        for start in range(max(0, end - max(map(len, self._beginnings), default=0)), end):
+        for start in range(max(0, end - self._longest_beginning), end):
             if content[start:end] in self._beginnings:
                 yield start
 

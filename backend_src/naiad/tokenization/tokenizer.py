@@ -121,12 +121,13 @@ class Tokenizer:
         messages = parse_messages(messages_json, options.speaks_tools)
         marked = [
             {
-                key: value if key == "role" else self._plain_content.mark_all(value)
+                key: value if key == "role" else self._plain_content.mark_all(value, "messages")
                 for key, value in message.items()
             }
             for message in messages
         ]
-        options = replace(options, tools=tuple(map(self._plain_content.mark_all, options.tools)))
+        tools = tuple(self._plain_content.mark_all(tool, "tools") for tool in options.tools)
+        options = replace(options, tools=tools)
         return self._plain_content.encode(self._chat_template.render(marked, options))
 
     def prompt_tail(self, prompt_ids: Sequence[int], skip_special_tokens: bool = True) -> list[int]:

@@ -20,6 +20,7 @@ from naiad.frontend.limits import MAX_TIMEOUT_US
 from naiad.openai_server.api.content_parts import pass_over_part_keys
 from naiad.openai_server.api.errors import APIError
 from naiad.openai_server.api.lenient_schemas import pass_over_keywords
+from naiad.tokenization import MAX_LEVELS, is_too_deep
 
 # Stands for every value.
 ANY = object()
@@ -216,7 +217,8 @@ def parse_body(raw: bytes | bytearray, kind: type[Body], *, is_lenient: bool) ->
         The body, and the names of the fields and keywords that were passed over.
 
     Raises:
-        APIError: the body is not JSON, or not of this type, or a field is unknown or not supported.
+        APIError: the body is not JSON, or not of this type, or a field is unknown, not supported or nested
+            too deep.
     """
     try:
         sent = msgspec.json.decode(raw)
@@ -225,6 +227,8 @@ def parse_body(raw: bytes | bytearray, kind: type[Body], *, is_lenient: bool) ->
     if not isinstance(sent, dict):
         raise APIError(400, "The body is not a JSON object.")
     served = {name: value for name, value in sent.items() if name in kind.__struct_fields__}
+    if raw.count(b"[") + raw.count(b"{") > MAX_LEVELS:
+        _check_levels(served)
     passed_over = []
     for name, value in sent.items():
         if name not in served and not _asks_for_nothing(kind.others, name, value):
@@ -240,6 +244,13 @@ def parse_body(raw: bytes | bytearray, kind: type[Body], *, is_lenient: bool) ->
         return msgspec.convert(served, kind), passed_over
     except msgspec.ValidationError as error:
         raise _type_error(str(error), sent) from None
+
+
+def _check_levels(fields: Mapping[str, Any]) -> None:
+    for name, value in fields.items():
+        if is_too_deep(value):
+            message = f"{name} is nested too deep: expected at most {MAX_LEVELS} levels."
+            raise APIError(400, message, param=name)
 
 
 def _asks_for_nothing(others: OtherFields, name: str, value: Any) -> bool:

@@ -12,7 +12,7 @@ from naiad.openai_server.api.bodies import ChatBody, TokenizeBody
 from naiad.openai_server.api.content_parts import text_key, unknown_part_keys
 from naiad.openai_server.api.errors import APIError
 from naiad.openai_server.api.tools import Tool
-from naiad.tokenization import ChatOptions
+from naiad.tokenization import MAX_LEVELS, ChatOptions, is_too_deep
 
 _TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
 # What clients send back with an answer; nothing of it reaches a template.
@@ -137,7 +137,7 @@ def read_arguments(place: str, sent: Any, param: str = "messages") -> dict[str, 
     """Read the arguments of a call that a client sends back: JSON as a text, which may be empty.
 
     Raises:
-        APIError: they are no JSON object.
+        APIError: they are no JSON object, or nested too deep.
     """
     try:
         arguments = msgspec.json.decode(sent) if sent else {}
@@ -145,6 +145,9 @@ def read_arguments(place: str, sent: Any, param: str = "messages") -> dict[str, 
         arguments = None
     if not isinstance(sent, str | None) or not isinstance(arguments, dict):
         raise APIError(400, f"{place} = {shown(sent)}: expected a JSON object as text.", param=param)
+    if is_too_deep(arguments):
+        message = f"{place} is nested too deep: expected at most {MAX_LEVELS} levels."
+        raise APIError(400, message, param=param)
     return arguments
 
 
