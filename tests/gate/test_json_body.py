@@ -6,9 +6,9 @@ import json
 import random
 from typing import Any
 
+import msgspec
 import pytest
 
-from naiad.gate import json_body
 from naiad.gate.json_body import checked_inference, checked_json
 from naiad.gate.limits import Limits
 from naiad.gate.refusal import RefusedError
@@ -111,7 +111,7 @@ def test_numbers_that_nothing_can_hold_are_refused(number: bytes) -> None:
 def test_more_lists_and_objects_than_a_request_has_are_refused_unread(
     inner: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(json_body.msgspec.json, "decode", pytest.fail)
+    monkeypatch.setattr(msgspec.json, "decode", pytest.fail)
     for body in (b'{"a":[%s]}' % inner, b'{"inputs":[%s]}' % inner):
         with pytest.raises(RefusedError, match="more than 10000 lists and objects") as refused:
             checked_inference(body, None, Limits())
