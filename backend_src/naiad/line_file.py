@@ -46,9 +46,9 @@ def append(path: Path, lines: bytes) -> None:
     """
     opened = os.open(path, _FLAGS, 0o600)
     try:
-        # Some file systems have no locks.
+        # Some file systems have no locks, and whoever holds one may not hold up the engine.
         with contextlib.suppress(OSError):
-            fcntl.flock(opened, fcntl.LOCK_EX)
+            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
         num_written = os.write(opened, lines)
         if num_written != len(lines):
             _take_back(opened, num_written)
