@@ -1,15 +1,18 @@
 from __future__ import annotations
 
 import os
+import resource
 import select
 import socket
 import stat
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from naiad.engine_process import Ack, AckReceiver, AckSender
+from naiad.engine_process import acks as acks_module
 from naiad.errors import StartupError
 
 
@@ -105,6 +108,24 @@ def test_cancellation_survives_a_full_socket(receiver: AckReceiver, sender: AckS
     receiver.receive()
     sender.send(1, 1, False)
     assert Ack(2, 2, True) in receiver.receive()
+
+
+def test_a_reader_without_room_for_a_sender_pauses(
+    receiver: AckReceiver, sender: AckSender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr(acks_module, "time", SimpleNamespace(sleep=pauses.append))
+    sender.send(1, 1, False)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+    try:
+        assert receiver.receive(0.5) == receiver.receive() == []
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    # Who does not wait does not spin.
+    assert pauses == [0.05, 0.0]
+    assert receiver.receive(0.5) == [Ack(1, 1, False)]
+    assert len(pauses) == 2
 
 
 def test_packet_of_another_size_is_dropped(receiver: AckReceiver, sender: AckSender, path: Path) -> None:

@@ -11,6 +11,7 @@ import select
 import socket
 import struct
 import threading
+import time
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,6 +19,7 @@ from naiad.engine_process.instance import Instance, instance_number
 from naiad.engine_process.unix_socket import check_socket_path, connect, listen
 
 _ACK = struct.Struct("<QI?")
+_ACCEPT_RETRY_S = 0.05
 
 
 class Ack(NamedTuple):
@@ -155,15 +157,19 @@ class AckReceiver:
             arrivals = self._arrivals.poll(timeout_s)
         except ValueError:
             return acks
+        has_room = True
         with self._lock:
             if self._is_closed:
                 return acks
             for descriptor, _ in arrivals:
                 connection = self._connections.get(descriptor)
                 if connection is None:
-                    self._accept(acks)
+                    has_room = self._accept(acks)
                 else:
                     self._read(connection, acks)
+        if not has_room:
+            # The listener stays readable, so a caller that waits would spin.
+            time.sleep(min(timeout_s, _ACCEPT_RETRY_S))
         return acks
 
     def close(self) -> None:
@@ -175,12 +181,15 @@ class AckReceiver:
             self._arrivals.close()
         self._path.unlink(missing_ok=True)
 
-    def _accept(self, acks: list[Ack]) -> None:
+    def _accept(self, acks: list[Ack]) -> bool:
+        """Accept the senders that wait; return False if there was no room for one."""
         while True:
             try:
                 connection, _ = self._listener.accept()
+            except BlockingIOError:
+                return True
             except OSError:
-                return
+                return False
             connection.setblocking(False)
             try:
                 self._arrivals.register(connection, select.EPOLLIN)
