@@ -2,16 +2,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
-from helpers.engine_harness import Recorder, has_ended, make_request, wait_until
-from helpers.fake_engine_child import LAST_ID, REFUSED_ID, SLOW_ID, STUCK_ID
+from helpers.engine_harness import WAIT_S, RawClient, Recorder, has_ended, make_request, wait_until
+from helpers.fake_engine_child import LAST_ID, REFUSED_ID, SLOW_ID, STUCK_ID, let_go
 from naiad.config import EngineConfig
 from naiad.engine_process import EngineClient
+from naiad.engine_process.protocol import StopRequests
 from naiad.errors import InternalError, StartupError, UnavailableError
-from naiad.sequence import FinishReason
+from naiad.outputs import EngineStats, RequestOutput
+from naiad.sequence import FinishReason, GrammarKind, GrammarSpec
+from naiad.usage import TenantUsage
 
 MakeClient = Callable[..., tuple[EngineClient, Recorder]]
 Served = tuple[EngineClient, Recorder]
@@ -123,6 +128,66 @@ def test_request_that_can_not_be_encoded_leaves_nothing_behind(make_client: Make
     recorder.wait_finished(3)
     assert recorder.num_losses == 0
     assert set(recorder.outputs) == {3}
+
+
+def test_outputs_that_can_not_be_taken_end_their_sequences_alone(
+    make_client: MakeClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    client, recorder = make_client()
+    take = recorder.on_outputs
+
+    def take_or_fail(outputs: list[RequestOutput], stats: EngineStats | None) -> None:
+        if any(output.sequence_id == 1 and output.token_ids == [SLOW_ID] for output in outputs):
+            raise KeyError("a secret detail")
+        take(outputs, stats)
+
+    client._on_outputs = take_or_fail
+    client.start()
+    client.submit([make_request(1, SLOW_ID, max_tokens=10**6)])
+    recorder.wait_finished(1)
+    assert recorder.outputs[1][0].error_status == "INTERNAL"
+    # It is aborted in the engine, too.
+    recorder.wait_for(lambda: bool(recorder.stats) and recorder.stats[-1].num_running == 0)
+    client.submit([make_request(2, first_id=4)])
+    recorder.wait_finished(2)
+    assert recorder.token_ids(2) == [4, 5, 6]
+    assert recorder.num_losses == 0
+    (said,) = caplog.messages
+    assert said.startswith("what the engine has sent could not be taken: KeyError at engine_process/test_")
+
+
+def test_what_another_client_sends_during_the_start_does_not_fail_it(
+    make_client: MakeClient, socket_dir: Path
+) -> None:
+    client, _ = make_client("starts-when-let-go")
+    stopped: list[str] = []
+    client.on_stop = stopped.append
+    with ThreadPoolExecutor(1) as pool:
+        start = pool.submit(client.start)
+        # The engine takes the first connection from its parent for its owner's.
+        wait_until(lambda: client._child is not None and client._child._connection is not None)
+        child = client._child
+        assert child is not None
+        other = RawClient(socket_dir / "llm.engine")
+        other.send(StopRequests("seven"))
+        wait_until(lambda: bool(child._early) or start.done())
+        let_go(socket_dir)
+        start.result(WAIT_S)
+    wait_until(lambda: stopped == ["seven"])
+    other.close()
+
+
+def test_waiting_for_a_grammar_is_no_silence(served: Served, socket_dir: Path) -> None:
+    client, recorder = served
+    reports: list[list[TenantUsage]] = []
+    client.on_usage = reports.append
+    made = make_request(1, first_id=4)
+    spec = GrammarSpec(kind=GrammarKind.REGEX, source="held")
+    client.submit([replace(made, params=replace(made.params, grammar=spec))])
+    wait_until(lambda: bool(reports))
+    assert recorder.reason(1) is None
+    let_go(socket_dir)
+    recorder.wait_finished(1)
 
 
 def test_idle_engine_is_silent(served: Served) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import signal
 import subprocess
@@ -24,8 +26,11 @@ from helpers.engine_harness import (
 )
 from helpers.fake_engine_child import FAILING_ID, SLOW_ID, STUCK_ID
 from naiad.engine_process import EngineClient
-from naiad.engine_process.protocol import AddRequests, Ready
-from naiad.errors import UnavailableError
+from naiad.engine_process.clients import engine_child
+from naiad.engine_process.clients.engine_connection import EngineConnection
+from naiad.engine_process.observations import ObservationBatch
+from naiad.engine_process.protocol import AddRequests, Observed, Ready
+from naiad.errors import StartupError, UnavailableError
 from naiad.sequence import FinishReason
 
 MakeClient = Callable[..., tuple[EngineClient, Recorder]]
@@ -113,6 +118,40 @@ def test_failed_restart_is_tried_again(make_client: MakeClient) -> None:
     assert recorder.num_losses == 1
 
 
+def test_a_restart_without_descriptors_is_tried_again(
+    make_client: MakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, recorder = make_client(first_backoff_s=0.05)
+    client.start()
+    attempts: list[Path] = []
+
+    def connect(path: Path) -> EngineConnection:
+        attempts.append(path)
+        if len(attempts) <= 2:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return EngineConnection(path)
+
+    monkeypatch.setattr(engine_child, "EngineConnection", connect)
+    kill_and_wait(client, recorder)
+    wait_until(lambda: client.is_ready)
+    assert len(attempts) > 2
+    client.submit([make_request(1, first_id=4)])
+    recorder.wait_finished(1)
+
+
+def test_a_first_start_without_descriptors_says_so(
+    make_client: MakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def connect(_path: Path) -> EngineConnection:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    client, _ = make_client()
+    monkeypatch.setattr(engine_child, "EngineConnection", connect)
+    with pytest.raises(StartupError, match="no connection to the engine process can be made: Too many open"):
+        client.start()
+    assert client.pid is None
+
+
 def test_exception_in_the_loop_answers_everybody(served: Served) -> None:
     client, recorder = served
     client.submit([make_request(1, SLOW_ID, max_tokens=10**6)])
@@ -154,6 +193,51 @@ def test_wedged_engine_is_killed_and_replaced(make_client: MakeClient) -> None:
     recorder.wait_for(lambda: recorder.num_losses == 1)
     wait_until(lambda: client.is_ready)
     assert client.pid != old_pid
+
+
+def test_a_step_that_hangs_for_another_client_alone_is_seen(
+    make_client: MakeClient, socket_dir: Path
+) -> None:
+    client, recorder = make_client(watchdog_s=0.3)
+    client.start()
+    other = RawClient(socket_dir / "llm.engine")
+    assert isinstance(other.receive(), Ready)
+    other.send(AddRequests([make_request(1, STUCK_ID)]))
+    recorder.wait_for(lambda: recorder.num_losses == 1)
+    wait_until(lambda: client.is_ready)
+    other.close()
+
+
+def test_messages_that_pass_a_hanging_step_do_not_hide_it(make_client: MakeClient, socket_dir: Path) -> None:
+    client, recorder = make_client(watchdog_s=0.3)
+    client.start()
+    other = RawClient(socket_dir / "llm.engine")
+    assert isinstance(other.receive(), Ready)
+    client.submit([make_request(1, STUCK_ID)])
+
+    def is_lost() -> bool:
+        with contextlib.suppress(OSError):
+            other.send(Observed(ObservationBatch([0.25])))
+        return recorder.num_losses == 1
+
+    wait_until(is_lost)
+    other.close()
+
+
+def test_watchdog_leaves_an_engine_alone_whose_other_client_has_been_served(
+    make_client: MakeClient, socket_dir: Path
+) -> None:
+    client, recorder = make_client(watchdog_s=2.0)
+    client.start()
+    pid = client.pid
+    other = RawClient(socket_dir / "llm.engine")
+    assert isinstance(other.receive(), Ready)
+    other.send(AddRequests([make_request(1, first_id=4)]))
+    wait_until(lambda: client._is_busy)
+    wait_until(lambda: not client._is_busy)
+    time.sleep(2.5)
+    assert (client.pid, recorder.num_losses) == (pid, 0)
+    other.close()
 
 
 def test_watchdog_leaves_an_idle_engine_alone(make_client: MakeClient) -> None:

@@ -141,6 +141,8 @@ def build(behaviour: str, model_dir: str) -> FakeEngine:
         raise KeyError("a secret detail")
     if behaviour == "never-ready":
         time.sleep(60)
+    while behaviour == "starts-when-let-go" and not Path(model_dir, _LET_GO).exists():
+        time.sleep(0.005)
     if behaviour == "fails-second-time":
         flag = Path(model_dir) / "started"
         if flag.exists():

@@ -93,6 +93,7 @@ class Ready(msgspec.Struct, tag="ready", frozen=True, kw_only=True):
     Attributes:
         checkpoint: what the engine serves, for clients that tokenize.
         created_s: when the engine began to serve, in Unix time.
+        started_s: the same in seconds of `time.monotonic`, which all processes of a machine share.
         max_model_len: maximum number of prompt and output tokens together.
         vocab_size: ids are in [0, vocab_size).
         eos_token_ids: all ids that end a text.
@@ -109,6 +110,7 @@ class Ready(msgspec.Struct, tag="ready", frozen=True, kw_only=True):
     max_num_seqs: int
     stats: EngineStats
     tells_snapshots: bool = False
+    started_s: float = 0.0
 
 
 class StartFailed(msgspec.Struct, tag="failed", frozen=True):
@@ -148,7 +150,16 @@ class UsageReport(msgspec.Struct, tag="usage", frozen=True):
     usages: list[TenantUsage]
 
 
-EngineMessage = Ready | StartFailed | StepDone | StopRequests | Observed | SnapshotTaken | UsageReport
+class Busy(msgspec.Struct, tag="busy", frozen=True):
+    """Whether sequences of any client run or wait; sent to the owner when that changes.
+
+    The thread that sends it does not compute, so it comes even while a step hangs.
+    """
+
+    is_busy: bool
+
+
+EngineMessage = Ready | StartFailed | StepDone | StopRequests | Observed | SnapshotTaken | UsageReport | Busy
 
 logger = logging.getLogger(__name__)
 

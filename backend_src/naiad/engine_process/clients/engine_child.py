@@ -15,6 +15,7 @@ from pathlib import Path
 from naiad.config.engine_config import EngineConfig, field_names
 from naiad.engine_process.clients.engine_connection import EngineConnection
 from naiad.engine_process.protocol import (
+    Busy,
     EngineMessage,
     Observed,
     Ready,
@@ -26,8 +27,8 @@ from naiad.engine_process.protocol import (
 from naiad.engine_process.unix_socket import check_socket_path
 from naiad.errors import StartupError
 
-# What the engine sends to its owner after it has started.
-OwnersMessage = StepDone | StopRequests | Observed | UsageReport
+# What the engine sends to its owner. Only steps and reports wait until it has started.
+OwnersMessage = StepDone | StopRequests | Observed | UsageReport | Busy
 
 _CONNECT_RETRY_S = 0.01
 _START_POLL_S = 0.2
@@ -80,10 +81,10 @@ class EngineChild:
         self._connection: EngineConnection | None = None
         self._arrivals = select.poll()
         self._early: list[OwnersMessage] = []
-        socket_path.unlink(missing_ok=True)
         arguments = [*command, "--socket", str(socket_path), "--parent-pid", str(os.getpid())]
         arguments += config_options(config)
         try:
+            socket_path.unlink(missing_ok=True)
             # It stays in the server's process group, so that killing the group kills it too.
             self._process = subprocess.Popen(arguments, stdin=subprocess.DEVNULL, env=child_environment())
         except OSError as error:
@@ -102,7 +103,8 @@ class EngineChild:
             is_cancelled: called every now and then; True ends the wait.
 
         Raises:
-            StartupError: the engine reported an error, the process ended, or the time is up.
+            StartupError: the engine reported an error, the process ended or could not be connected to,
+                or the time is up.
         """
         deadline = time.monotonic() + timeout_s
         while self._connection is None:
@@ -112,12 +114,10 @@ class EngineChild:
             self._connection = _try_connect(self._socket_path)
         self._arrivals.register(self._connection, select.POLLIN)
         try:
-            while True:
+            while (ready := self._ready_among(self._receive(_START_POLL_S))) is None:
                 self._check_start(deadline, is_cancelled)
-                messages = self._receive(_START_POLL_S)
-                if messages:
-                    return self._started(messages)
-        except ConnectionError:
+            return ready
+        except OSError:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(_EXIT_WAIT_S)
             text = f"the engine process ended while starting ({self._describe_exit()})"
@@ -127,7 +127,7 @@ class EngineChild:
         """Return the next messages; none if the timeout comes first.
 
         Raises:
-            ConnectionError: the process is gone, or violates the protocol.
+            OSError: the process is gone, or violates the protocol.
         """
         messages: Sequence[EngineMessage] = self._early or self._receive(timeout_s)
         self._early = []
@@ -158,7 +158,9 @@ class EngineChild:
         with contextlib.suppress(subprocess.TimeoutExpired):
             # Only a process stuck in the kernel takes longer; init will reap it.
             self._process.wait(_EXIT_WAIT_S)
-        self._socket_path.unlink(missing_ok=True)
+        # The next process's start tries once more.
+        with contextlib.suppress(OSError):
+            self._socket_path.unlink(missing_ok=True)
         return self._describe_exit()
 
     def disconnect(self) -> None:
@@ -172,14 +174,20 @@ class EngineChild:
         if time.monotonic() > deadline:
             raise StartupError("the engine did not become ready in time")
 
-    def _started(self, messages: list[EngineMessage]) -> Ready:
-        first, *rest = messages
-        if isinstance(first, StartFailed):
-            raise StartupError(first.message)
-        if not isinstance(first, Ready):
-            raise ConnectionError("the engine process spoke before it was ready")
-        self._early = [message for message in rest if isinstance(message, OwnersMessage)]
-        return first
+    def _ready_among(self, messages: list[EngineMessage]) -> Ready | None:
+        """Return `Ready` if it is there; the others, which come of other clients, are for `receive`."""
+        ready = None
+        for message in messages:
+            match message:
+                case StartFailed(text):
+                    raise StartupError(text)
+                case Ready():
+                    ready = message
+                case StepDone() if ready is None:
+                    raise ConnectionError("the engine process spoke before it was ready")
+                case StepDone() | StopRequests() | Observed() | UsageReport() | Busy():
+                    self._early.append(message)
+        return ready
 
     def _receive(self, timeout_s: float) -> list[EngineMessage]:
         assert self._connection is not None
@@ -190,14 +198,23 @@ class EngineChild:
         if code is None:
             return "it still runs"
         if code < 0:
-            return f"signal {-code}, {signal.Signals(-code).name}"
+            # Real-time signals have no name.
+            with contextlib.suppress(ValueError):
+                return f"signal {-code}, {signal.Signals(-code).name}"
+            return f"signal {-code}"
         return f"exit code {code}"
 
 
 def _try_connect(path: Path) -> EngineConnection | None:
-    """Return a connection; None, after a pause, if no process listens yet."""
+    """Return a connection; None, after a pause, if no process listens yet.
+
+    Raises:
+        StartupError: it can not be made, for want of descriptors or memory for example.
+    """
     try:
         return EngineConnection(path)
-    except (FileNotFoundError, ConnectionRefusedError, TimeoutError):
+    except (FileNotFoundError, ConnectionRefusedError, TimeoutError, BlockingIOError):
         time.sleep(_CONNECT_RETRY_S)
         return None
+    except OSError as error:
+        raise StartupError(f"no connection to the engine process can be made: {error.strerror}") from error

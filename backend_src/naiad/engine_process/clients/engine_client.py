@@ -10,19 +10,22 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from naiad.config import EngineConfig
+from naiad.engine_process.clients.callbacks import call_back, failures_of
 from naiad.engine_process.clients.engine_child import EngineChild, OwnersMessage, default_command
 from naiad.engine_process.observations import ObservationBatch
 from naiad.engine_process.protocol import (
     Abort,
+    Busy,
     Drain,
     Observed,
     Ready,
+    StepDone,
     StopRequests,
     UsageReport,
     encode_frame,
     encode_requests,
 )
-from naiad.errors import EngineAwayError, StartupError, UnavailableError
+from naiad.errors import EngineAwayError, StartupError, UnavailableError, place_of
 from naiad.outputs import EngineStats, RequestOutput
 from naiad.sequence import EngineRequest
 from naiad.usage import TenantUsage
@@ -42,7 +45,8 @@ class ClientTimings:
         first_backoff_s: before the first restart; doubles with each further one.
         max_backoff_s: maximum wait between restarts.
         healthy_after_s: a run that has been ready this long resets the back-off.
-        watchdog_s: an engine that has work and sends nothing for this long is killed; 0: never.
+        watchdog_s: an engine that has work, of whichever client, and ends no step for this long is killed;
+            0: never.
     """
 
     start_timeout_s: float = 900.0
@@ -58,6 +62,8 @@ class EngineClient:
     Every accepted sequence ends with one output that has a finish reason, or with a call of `on_lost`.
     A sequence that is submitted while the engine is being lost may be reported both by `on_lost` and
     by the error that `submit` raises: the one that removes it from the caller's table answers it.
+    If `on_outputs` raises, the sequences of those outputs are aborted and end with one more output, an
+    error; whatever else comes of them is to be ignored.
 
     Attributes:
         on_stop: called by the dispatcher thread with the id of requests that another frontend's client
@@ -102,11 +108,12 @@ class EngineClient:
         self._backoff_s = self._timings.first_backoff_s
         # Held while sending, so that messages are sent in the order of the calls.
         self._send_lock = threading.Lock()
-        # Guards the four fields below; never held during a blocking call.
+        # Guards the five fields below; never held during a blocking call.
         self._lock = threading.Lock()
         self._child: EngineChild | None = None
         self._is_ready = False
         self._outstanding: set[int] = set()
+        self._is_busy = False  # with sequences of any client, as the engine says
         self._busy_since_s = 0.0
         self._info: Ready | None = None
         self._closing = threading.Event()
@@ -155,8 +162,7 @@ class EngineClient:
                 if not self._is_ready or self._child is None:
                     raise EngineAwayError("the engine is restarting; try again in a few seconds")
                 child = self._child
-                if not self._outstanding:
-                    self._busy_since_s = time.monotonic()
+                self._note_work()
                 self._outstanding.update(each for request in requests for each in request.sequence_ids)
             child.send(frame)
 
@@ -204,7 +210,7 @@ class EngineClient:
             self._child = child
         try:
             info = child.wait_until_ready(self._timings.start_timeout_s, self._closing.is_set)
-        except StartupError:
+        except BaseException:
             child.reap()
             child.disconnect()
             with self._lock:
@@ -220,7 +226,7 @@ class EngineClient:
                 self._serve_child()
                 self._restart()
         finally:
-            # This also runs when a callback raises: no thread reads the engine's messages any more.
+            # No thread reads the engine's messages any more.
             self._closing.set()
             if self._child is not None:
                 self._lose(self._child)
@@ -228,17 +234,21 @@ class EngineClient:
     def _serve_child(self) -> None:
         child = self._child
         assert child is not None
-        ready_s = last_message_s = time.monotonic()
+        ready_s = last_step_s = time.monotonic()
+        is_wedged = False
         try:
             while True:
-                messages = child.receive(_RECEIVE_POLL_S)
+                # Everything that has arrived is read before the engine is killed.
+                messages = child.receive(0.0 if is_wedged else _RECEIVE_POLL_S)
                 for message in messages:
-                    last_message_s = time.monotonic()
+                    if _is_of_its_loop(message):
+                        last_step_s = time.monotonic()
                     self._deliver(message)
-                if not messages and self._is_wedged(last_message_s):
+                if is_wedged and not messages:
                     break
-            logger.error("the engine process sent nothing for %g s", self._timings.watchdog_s)
-        except ConnectionError as error:
+                is_wedged = self._is_wedged(last_step_s)
+            logger.error("the engine process has work and ended no step for %g s", self._timings.watchdog_s)
+        except (OSError, MemoryError) as error:
             if not self._closing.is_set():
                 logger.error("the engine process is lost: %s", error)
         if time.monotonic() - ready_s > self._timings.healthy_after_s:
@@ -246,26 +256,41 @@ class EngineClient:
         self._lose(child)
 
     def _deliver(self, message: OwnersMessage) -> None:
-        if isinstance(message, StopRequests):
-            self.on_stop(message.request_id)
-            return
-        if isinstance(message, Observed):
-            self.on_observed(message.batch)
-            return
-        if isinstance(message, UsageReport):
-            self.on_usage(message.usages)
-            return
-        finished = [output.sequence_id for output in message.outputs if output.finish_reason is not None]
+        match message:
+            case StopRequests(request_id):
+                call_back(self.on_stop, request_id)
+            case Observed(batch):
+                call_back(self.on_observed, batch)
+            case UsageReport(usages):
+                call_back(self.on_usage, usages)
+            case Busy(is_busy):
+                with self._lock:
+                    if is_busy:
+                        self._note_work()
+                    self._is_busy = is_busy
+            case StepDone(outputs, stats):
+                self._take(outputs, stats)
+
+    def _take(self, outputs: list[RequestOutput], stats: EngineStats | None) -> None:
+        finished = [output.sequence_id for output in outputs if output.finish_reason is not None]
         with self._lock:
             self._outstanding.difference_update(finished)
-        self._on_outputs(message.outputs, message.stats)
+        if not call_back(self._on_outputs, outputs, stats):
+            self.abort([output.sequence_id for output in outputs])
+            call_back(self._on_outputs, failures_of(outputs), None)
 
-    def _is_wedged(self, last_message_s: float) -> bool:
+    def _note_work(self) -> None:
+        """Note that there is work, whose first step may take as long as any; with `_lock` held."""
+        if not self._outstanding and not self._is_busy:
+            self._busy_since_s = time.monotonic()
+
+    def _is_wedged(self, last_step_s: float) -> bool:
         if not self._timings.watchdog_s:
             return False
         with self._lock:
-            quiet_s = time.monotonic() - max(last_message_s, self._busy_since_s)
-            return bool(self._outstanding) and quiet_s > self._timings.watchdog_s
+            has_work = self._is_busy or bool(self._outstanding)
+            quiet_s = time.monotonic() - max(last_step_s, self._busy_since_s)
+            return has_work and quiet_s > self._timings.watchdog_s
 
     def _lose(self, child: EngineChild) -> None:
         with self._lock:
@@ -273,17 +298,16 @@ class EngineClient:
             self._child = None
             is_expected = self._closing.is_set() and not self._outstanding
             self._outstanding.clear()
+            self._is_busy = False
         child.kill()
-        try:
-            if not is_expected:
-                self._on_lost()
-                # The lost engine's stats no longer hold.
-                self._on_outputs([], EngineStats())
-        finally:
-            # After the callback, because a large process takes a while to exit.
-            ending = child.reap()
-            with self._send_lock:
-                child.disconnect()
+        if not is_expected:
+            call_back(self._on_lost)
+            # The lost engine's stats no longer hold.
+            call_back(self._on_outputs, [], EngineStats())
+        # After the callback, because a large process takes a while to exit.
+        ending = child.reap()
+        with self._send_lock:
+            child.disconnect()
         if not is_expected:
             logger.error("the engine process ended (%s)", ending)
 
@@ -294,7 +318,14 @@ class EngineClient:
                 self._launch()
             except StartupError as error:
                 logger.error("the engine can not start again: %s", error)
+            except Exception as error:  # noqa: BLE001 — whatever it is, it is tried once more
+                logger.error("the engine can not start again: %s", place_of(error))
             else:
                 logger.warning("the engine serves again")
-                self._on_outputs([], self.info.stats)
+                call_back(self._on_outputs, [], self.info.stats)
                 return
+
+
+def _is_of_its_loop(message: OwnersMessage) -> bool:
+    """Whether the engine's loop has sent this; its other thread refuses and forwards even if a step hangs."""
+    return isinstance(message, UsageReport) or (isinstance(message, StepDone) and message.stats is not None)

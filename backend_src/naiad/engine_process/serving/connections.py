@@ -11,6 +11,7 @@ import contextlib
 import enum
 import errno
 import logging
+import math
 import os
 import selectors
 import signal
@@ -25,6 +26,7 @@ import msgspec
 
 from naiad.engine_process.protocol import (
     AddRequests,
+    Busy,
     ClientMessage,
     Drain,
     EngineMessage,
@@ -49,6 +51,8 @@ _PARENT_CHECK_S = 0.5
 _RETRY_S = 0.05
 # The kernel lacks memory for what is sent. The socket stays writable meanwhile.
 _NO_MEMORY = (errno.ENOBUFS, errno.ENOMEM)
+# The owner is told at most this often whether there is work.
+_BUSY_INTERVAL_S = 0.5
 _WAKE = b"\0"
 _PEER_CREDENTIALS = struct.Struct("3i")
 
@@ -163,6 +167,8 @@ class Connections:
         self._parent_pid = parent_pid
         self.gate = gate
         self._has_owner = False
+        self._was_busy = False
+        self._told_busy_s = -math.inf
         self._open: set[Connection] = set()
         self._unfinished: set[Connection] = set()
         self._listener = listen(socket_path)
@@ -210,6 +216,7 @@ class Connections:
                     else:
                         self._serve(key.data, events)
                 self._watch_unfinished()
+                self._tell_whether_busy()
         except BaseException as error:  # noqa: BLE001 — without this thread no messages would be read
             logger.critical("the connections' thread failed: %s", place_of(error))
         finally:
@@ -291,9 +298,7 @@ class Connections:
                     self.send(other, message)
                 return
             case Observed():
-                for owner in self._open:
-                    if owner.is_owner:
-                        self.send(owner, message)
+                self._tell_owner(message)
                 return
             case Drain() if not connection.is_owner:
                 # Only the owner may end the process.
@@ -301,6 +306,20 @@ class Connections:
             case Drain() | StopServing():
                 self.gate.close("the server is shutting down")
         self.inbox.put(connection, message)
+
+    def _tell_owner(self, message: EngineMessage) -> bool:
+        """Send to the owner; return whether there is one."""
+        owners = [each for each in self._open if each.is_owner]
+        for owner in owners:
+            self.send(owner, message)
+        return bool(owners)
+
+    def _tell_whether_busy(self) -> None:
+        """Tell the owner if the first sequence has come, or the last one has ended."""
+        is_busy, now_s = self.gate.num_inside > 0, time.monotonic()
+        is_due = is_busy != self._was_busy and now_s >= self._told_busy_s + _BUSY_INTERVAL_S
+        if is_due and self._tell_owner(Busy(is_busy)):
+            self._was_busy, self._told_busy_s = is_busy, now_s
 
     def _refuse(self, connection: Connection, requests: list[EngineRequest], error: NaiadError) -> None:
         refusals = [

@@ -131,7 +131,7 @@ class EngineLoop:
         """Serve `connections` from `engine`, which has loaded `checkpoint`; a file gets what tenants use."""
         self._engine = engine
         self._checkpoint = checkpoint
-        self._created_s = int(time.time())
+        self._created_s, self._started_s = int(time.time()), time.monotonic()
         self._connections = connections
         self._sequences: dict[int, tuple[Connection, int]] = {}
         self._engine_ids: dict[tuple[Connection, int], int] = {}
@@ -165,7 +165,8 @@ class EngineLoop:
             if self._kv_events is not None:
                 self._kv_events.flush()
             self._publish(self._stats())
-            usages = self._usage.take(self._engine.has_work)
+            # Also while all of them wait for their grammars: the owner sees that this loop lives.
+            usages = self._usage.take(bool(self._sequences))
             if usages is not None:
                 self._report(usages)
         self._usage.flush()
@@ -221,6 +222,7 @@ class EngineLoop:
             max_num_seqs=connection.last_stats.max_num_seqs,
             stats=connection.last_stats,
             tells_snapshots=True,
+            started_s=self._started_s,
         )
         self._connections.send(connection, ready)
 

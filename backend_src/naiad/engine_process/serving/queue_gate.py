@@ -44,6 +44,12 @@ class QueueGate:
         self._num_tokens_on_the_way = 0
         self._num_waiting_tokens = 0
 
+    @property
+    def num_inside(self) -> int:
+        """Number of sequences that run or wait."""
+        with self._lock:
+            return self._num_inside
+
     def enter(self, requests: Sequence[EngineRequest]) -> None:
         """Admit all sequences of these requests, or none.
 
