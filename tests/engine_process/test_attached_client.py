@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import selectors
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from helpers.engine_harness import Recorder, fake_command, make_request, wait_until
 from helpers.fake_engine_child import HELD_ID, REFUSED_ID, SLOW_ID, let_go
 from naiad.config import EngineConfig
-from naiad.engine_process import AttachedClient, EngineClient
+from naiad.engine_process import AttachedClient, EngineClient, instance
+from naiad.engine_process.clients import attached_client
+from naiad.engine_process.clients.engine_connection import EngineConnection
 from naiad.engine_process.observations import Ended, ObservationBatch
 from naiad.errors import InternalError, UnavailableError
-from naiad.outputs import Timings
+from naiad.outputs import EngineStats, RequestOutput, Timings
 from naiad.sequence import FinishReason
 
 StartOwner = Callable[[str], EngineClient]
@@ -23,17 +30,37 @@ StartOwner = Callable[[str], EngineClient]
 class Visitor:
     """An attached client and what it reported."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, starts: bool = True) -> None:
         self.recorder = Recorder()
         self.lost: list[list[int]] = []
         self.stopped: list[str] = []
         self.client = AttachedClient(
             directory, "llm", self.recorder.on_outputs, self.lost.append, self.stopped.append
         )
-        self.client.start()
+        if starts:
+            self.client.start()
 
     def wait_until_served(self) -> None:
         wait_until(lambda: self.client.info is not None)
+
+
+class FullSelector(selectors.DefaultSelector):
+    """Refuses the first connections, as the kernel does when nothing more can be watched."""
+
+    def __init__(self, num_refused: int) -> None:
+        super().__init__()
+        self.refused: list[EngineConnection] = []
+        self._num_refused = num_refused
+
+    def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
+        if len(self.refused) < self._num_refused:
+            self.refused.append(fileobj)
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return super().register(fileobj, events, data)
+
+
+class Clock:
+    now_s = 0.0
 
 
 Visit = Callable[[], Visitor]
@@ -154,6 +181,110 @@ def test_the_newest_engine_takes_what_is_new_and_the_old_ends_its_own(
     visitor.client.submit([make_request(2, first_id=4)])
     visitor.recorder.wait_finished(2)
     assert visitor.lost == []
+
+
+def test_the_newest_engine_is_told_without_the_clock_of_the_wall(
+    visit: Visit, start_owner: StartOwner, socket_dir: Path
+) -> None:
+    start_owner("llm.0.engine")
+    # The clock is set back after this one has started.
+    later_s = time.time() + 3600
+    os.utime(socket_dir / "llm.0.engine", (later_s, later_s))
+    start_owner("llm.1.engine")
+    visitor = visit()
+    wait_until(lambda: sum(each.info is not None for each in list(visitor.client._engines.values())) == 2)
+    newest = visitor.client._newest()
+    assert newest is not None
+    assert newest.path.name == "llm.1.engine"
+
+
+def test_a_directory_that_can_not_be_read_is_read_again(
+    visit: Visit,
+    start_owner: StartOwner,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    num_looks = 0
+
+    def engine_sockets(directory: Path, model: str | None) -> list[Path]:
+        nonlocal num_looks
+        num_looks += 1
+        if num_looks <= 5:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return instance.engine_sockets(directory, model)
+
+    monkeypatch.setattr(attached_client, "engine_sockets", engine_sockets)
+    start_owner("llm.0.engine")
+    visitor = visit()
+    visitor.wait_until_served()
+    assert caplog.messages == ["an engine can not be looked for; this is tried again: Too many open files"]
+
+
+def test_an_engine_that_can_not_be_watched_is_connected_to_again(
+    socket_dir: Path, start_owner: StartOwner
+) -> None:
+    start_owner("llm.0.engine")
+    visitor = Visitor(socket_dir, starts=False)
+    selector = FullSelector(3)
+    visitor.client._selector = selector
+    visitor.client.start()
+    try:
+        visitor.wait_until_served()
+        # Connections that could not be watched are closed.
+        assert all(connection.fileno() == -1 for connection in selector.refused)
+        assert len(selector.refused) == 3
+        visitor.client.submit([make_request(1, first_id=4)])
+        visitor.recorder.wait_finished(1)
+    finally:
+        visitor.client.close()
+
+
+def test_outputs_that_can_not_be_taken_end_their_sequences_alone(
+    visit: Visit, start_owner: StartOwner, caplog: pytest.LogCaptureFixture
+) -> None:
+    owner = start_owner("llm.0.engine")
+    visitor = visit()
+    visitor.wait_until_served()
+    take = visitor.recorder.on_outputs
+
+    def take_or_fail(outputs: list[RequestOutput], stats: EngineStats | None) -> None:
+        if any(output.sequence_id == 1 and output.token_ids == [SLOW_ID] for output in outputs):
+            raise KeyError("a secret detail")
+        take(outputs, stats)
+
+    visitor.client._on_outputs = take_or_fail
+    visitor.client.submit([make_request(1, SLOW_ID, max_tokens=10**6)])
+    visitor.recorder.wait_finished(1)
+    assert visitor.recorder.outputs[1][0].error_status == "INTERNAL"
+    visitor.client.submit([make_request(2, first_id=4)])
+    visitor.recorder.wait_finished(2)
+    assert visitor.recorder.token_ids(2) == [4, 5, 6]
+    assert visitor.lost == []
+    (said,) = caplog.messages
+    assert said.startswith("what the engine has sent could not be taken: KeyError at engine_process/test_")
+    # The drain waits for every client's sequences; the one that failed is aborted.
+    owner.close(timeout_s=20)
+    assert owner.pid is None
+
+
+def test_an_engine_that_does_not_come_is_looked_for_less_often(
+    socket_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(attached_client, "time", SimpleNamespace(monotonic=lambda: clock.now_s))
+    looks: list[float] = []
+
+    def engine_sockets(_directory: Path, _model: str | None) -> list[Path]:
+        looks.append(clock.now_s)
+        return []
+
+    monkeypatch.setattr(attached_client, "engine_sockets", engine_sockets)
+    client = Visitor(socket_dir, starts=False).client
+    while clock.now_s < 30.0:
+        client._look()
+        clock.now_s = client._next_look_s
+    assert sum(each < 9.99 for each in looks) == pytest.approx(500, abs=2)
+    assert sum(each > 10.01 for each in looks) == pytest.approx(100, abs=2)
 
 
 def test_requests_are_stopped_through_every_other_client(visit: Visit, start_owner: StartOwner) -> None:

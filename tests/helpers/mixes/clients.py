@@ -122,7 +122,6 @@ class _Engine(attached_client._Engine):
 
     def __init__(self, send: Wire) -> None:
         self.path = Path("llm.engine")
-        self.made_ns = 0
         self.info = None
         self.outstanding: set[int] = set()
         self.arrived: list[EngineMessage] = []

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
+import math
 import selectors
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+from naiad.engine_process.clients.callbacks import call_back, failures_of
 from naiad.engine_process.clients.engine_connection import EngineConnection, ProtocolError
 from naiad.engine_process.instance import engine_sockets
 from naiad.engine_process.observations import ObservationBatch
@@ -29,9 +30,11 @@ from naiad.errors import EngineAwayError, UnavailableError
 from naiad.outputs import EngineStats, RequestOutput
 from naiad.sequence import EngineRequest
 
-# How often new engines are looked for: while there is none, and while there is one.
+# How often engines are looked for: while there has been none for a short time, and otherwise. An engine that
+# is started again comes within seconds; that of a model that was unloaded may never come.
 _SEARCH_S = 0.02
 _LOOK_S = 0.2
+_SHORT_TIME_S = 10.0
 
 logger = logging.getLogger(__name__)
 
@@ -42,11 +45,15 @@ class _Engine(EngineConnection):
     def __init__(self, path: Path) -> None:
         """Connect; raises OSError if no process listens there."""
         self.path = path
-        self.made_ns = path.stat().st_mtime_ns
         self.info: Ready | None = None
         self.outstanding: set[int] = set()
         self._send_lock = threading.Lock()
         super().__init__(path)
+
+    @property
+    def started_s(self) -> float:
+        """When it began to serve, in seconds of `time.monotonic`; infinitely early if it does not yet."""
+        return -math.inf if self.info is None else self.info.started_s
 
     def send_or_hang_up(self, frame: bytes) -> None:
         """Send a frame. If the engine does not read, hang up; the receiving thread then sees the loss."""
@@ -62,6 +69,8 @@ class AttachedClient:
 
     A model that is reloaded has two engines for a while; new requests go to the newest one that serves.
     Every accepted sequence ends with one output that has a finish reason, or with a call of `on_lost`.
+    If `on_outputs` raises, the sequences of those outputs are aborted and end with one more output, an
+    error; whatever else comes of them is to be ignored.
     """
 
     def __init__(
@@ -93,6 +102,8 @@ class AttachedClient:
         self._lock = threading.Lock()  # guards the engines and what they have outstanding
         self._engines: dict[Path, _Engine] = {}
         self._next_look_s = 0.0
+        self._last_served_s = time.monotonic()
+        self._is_failing = False
         self._selector = selectors.DefaultSelector()
         self._has_found = threading.Event()
         self._closing = threading.Event()
@@ -176,7 +187,7 @@ class AttachedClient:
 
     def _newest(self) -> _Engine | None:
         serving = [each for each in list(self._engines.values()) if each.info is not None]
-        return max(serving, key=lambda each: each.made_ns, default=None)
+        return max(serving, key=lambda each: each.started_s, default=None)
 
     def _run(self) -> None:
         try:
@@ -186,7 +197,7 @@ class AttachedClient:
                 for key, _ in self._selector.select(pause_s):
                     self._read(key.data)
         finally:
-            # This also runs when a callback raises: no thread reads the engines' messages any more.
+            # No thread reads the engines' messages any more.
             self._closing.set()
             for engine in list(self._engines.values()):
                 self._lose(engine)
@@ -194,22 +205,53 @@ class AttachedClient:
     def _look(self) -> None:
         if time.monotonic() < self._next_look_s:
             return
-        for path in engine_sockets(self._directory, self._model):
+        paths: list[Path] = []
+        failure = None
+        try:
+            paths = engine_sockets(self._directory, self._model)
+        except OSError as error:
+            failure = error
+        for path in paths:
             if path not in self._engines:
-                # An engine that was killed leaves its socket behind.
-                with contextlib.suppress(OSError):
-                    self._add(_Engine(path))
-        self._next_look_s = time.monotonic() + (_SEARCH_S if self._newest() is None else _LOOK_S)
+                failure = self._connect(path) or failure
+        if failure is not None and not self._is_failing:
+            logger.warning("an engine can not be looked for; this is tried again: %s", failure.strerror)
+        self._is_failing = failure is not None
+        self._next_look_s = time.monotonic() + self._pause_s()
+
+    def _pause_s(self) -> float:
+        """How long to wait until engines are looked for again."""
+        now_s = time.monotonic()
+        if self._newest() is not None:
+            self._last_served_s = now_s
+            return _LOOK_S
+        return _SEARCH_S if now_s < self._last_served_s + _SHORT_TIME_S else _LOOK_S
+
+    def _connect(self, path: Path) -> OSError | None:
+        """Connect to an engine; return what this process or the machine lacks for it."""
+        try:
+            engine = _Engine(path)
+        except (FileNotFoundError, ConnectionError, TimeoutError, BlockingIOError):
+            # An engine that was killed leaves its socket behind; one that starts may not accept yet.
+            return None
+        except OSError as error:
+            return error
+        try:
+            self._add(engine)
+        except OSError as error:
+            engine.close()
+            return error
+        return None
 
     def _add(self, engine: _Engine) -> None:
+        self._selector.register(engine, selectors.EVENT_READ, engine)
         with self._lock:
             self._engines[engine.path] = engine
-        self._selector.register(engine, selectors.EVENT_READ, engine)
 
     def _read(self, engine: _Engine) -> None:
         try:
             messages = engine.receive()
-        except OSError as error:
+        except (OSError, MemoryError) as error:
             if isinstance(error, ProtocolError):
                 logger.error("%s", error)
             self._lose(engine)
@@ -222,9 +264,9 @@ class AttachedClient:
                 case StepDone():
                     self._deliver(engine, message)
                 case StopRequests(request_id):
-                    self._on_stop(request_id)
+                    call_back(self._on_stop, request_id)
                 case SnapshotTaken():
-                    self._on_snapshot(message)
+                    call_back(self._on_snapshot, message)
                 case StartFailed() | Observed():
                     # The engine's owner reports the failure, and the engine closes the connection.
                     # Observations go to the owner alone.
@@ -234,7 +276,9 @@ class AttachedClient:
         finished = [output.sequence_id for output in message.outputs if output.finish_reason is not None]
         with self._lock:
             engine.outstanding.difference_update(finished)
-        self._on_outputs(message.outputs, message.stats)
+        if not call_back(self._on_outputs, message.outputs, message.stats):
+            self.abort([output.sequence_id for output in message.outputs])
+            call_back(self._on_outputs, failures_of(message.outputs), None)
 
     def _lose(self, engine: _Engine) -> None:
         self._selector.unregister(engine)
@@ -244,4 +288,4 @@ class AttachedClient:
         engine.close()
         self._next_look_s = 0.0
         if lost:
-            self._on_lost(lost)
+            call_back(self._on_lost, lost)
