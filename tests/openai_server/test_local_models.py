@@ -19,12 +19,13 @@ from naiad.config import EngineConfig
 from naiad.engine_process import AckReceiver, EngineClient
 from naiad.engine_process.instance import claim_instance
 from naiad.engine_process.runtime_dir import remove_runtime_directory, runtime_directory
-from naiad.errors import EngineAwayError
+from naiad.errors import EngineAwayError, InternalError
 from naiad.openai_server.api.errors import APIError
 from naiad.openai_server.api.parsing.families import FamilyChoices
 from naiad.openai_server.engines import local_model, model_names
 from naiad.openai_server.engines.interface import LoadedCheckpoint
 from naiad.openai_server.engines.local_models import LocalModels
+from naiad.outputs import RequestOutput
 
 
 @pytest.fixture
@@ -148,6 +149,32 @@ def test_a_name_that_nobody_has_heard_yet_is_not_refused(directory: Path) -> Non
         asyncio.run(asyncio.wait_for(test(), 60))
     finally:
         number_lock.release()
+
+
+def test_an_output_that_can_not_be_taken_ends_its_generation_alone(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked, texts, aborted = Mock(trace=None), Mock(), list[int]()
+    asked.parsers.return_value = ()
+    asked.request.num_sequences = asked.request.outputs.num_sequences = 1
+    texts.of.side_effect = [KeyError("a secret detail"), ("a",)]
+
+    async def test() -> None:
+        with ThreadPoolExecutor(1) as pool:
+            loop = asyncio.get_running_loop()
+            model = local_model.LocalModel(directory, "llm", loop, pool, pool, FamilyChoices())
+            monkeypatch.setattr(model._client, "abort", aborted.extend)
+            failing, served = model._register(asked, texts), model._register(asked, texts)
+            model._take_outputs([RequestOutput(1, [5]), RequestOutput(2, [5])], None)
+            with pytest.raises(InternalError, match="internal error while answering the request"):
+                await failing.next()
+            assert [delta.text for delta in await served.next()] == ["a"]
+            model.close()
+
+    asyncio.run(asyncio.wait_for(test(), 60))
+    assert aborted == [1]
+    (said,) = caplog.messages
+    assert said.startswith("an output could not be taken: KeyError at ")
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from helpers.triton_server_doubles import (
     llm_source,
 )
 from naiad.engine_process import Ack, Instance
-from naiad.errors import UnavailableError, place_of
+from naiad.errors import NaiadError, UnavailableError, place_of
 from naiad.outputs import EngineStats, RequestOutput
 from naiad.sequence import EngineRequest, FinishReason
 from naiad.triton_server.responses.short_chunk import ShortChunk
@@ -109,6 +109,27 @@ def test_unexpected_fault_fails_only_its_own_request(harness: Harness) -> None:
     assert re.fullmatch(
         r"naiad: a request failed with \w+ at [\w.]+/\w+\.py:\d+( < [\w.]+/\w+\.py:\d+)*", line
     )
+
+
+def test_an_output_that_can_not_be_taken_fails_only_its_own_request(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error_of = harness.service._error_of
+
+    def fail_or_find(output: RequestOutput) -> NaiadError | None:
+        if output.sequence_id == 1:
+            raise KeyError("a secret detail")
+        return error_of(output)
+
+    monkeypatch.setattr(harness.service, "_error_of", fail_or_find)
+    failing, served = harness.accept(llm_source()), harness.accept(llm_source(exclude_input_in_output=True))
+    harness.say(RequestOutput(1, [10]), done(2, [11]))
+    eventually(lambda: failing.num_finals == served.num_finals == 1)
+    assert [str(e) for e in failing.errors] == ["internal error while answering the request"]
+    assert harness.engine.aborted == [1]
+    assert served.responses[0]["output_ids"].tolist() == [[[11]]]
+    (line,) = harness.logged
+    assert line.startswith("naiad: an output could not be taken: KeyError at triton_server/test_")
 
 
 def test_the_log_has_the_place_of_a_fault_and_not_what_it_says() -> None:

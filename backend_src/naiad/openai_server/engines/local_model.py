@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import threading
 from collections.abc import Callable, Collection
 from concurrent.futures import Executor
@@ -13,7 +14,7 @@ from naiad.config import ModelConfig
 from naiad.engine_process import AttachedClient
 from naiad.engine_process.observations import ObservationBatch, Observations
 from naiad.engine_process.protocol import Ready
-from naiad.errors import EngineAwayError, EngineLostError, NaiadError
+from naiad.errors import EngineAwayError, EngineLostError, InternalError, NaiadError, place_of
 from naiad.file_identity import FileIdentity
 from naiad.frontend.chunks import ChunkTexts
 from naiad.frontend.limits import ModelLimits
@@ -32,6 +33,8 @@ _LOOK_PATIENCE_S = 0.2
 
 # Makes a recorder of a model, given what returns its name.
 MakeRecorder = Callable[[Callable[[], str]], Recorder]
+
+logger = logging.getLogger(__name__)
 
 
 class LocalModel:
@@ -235,10 +238,19 @@ class LocalModel:
         touched: dict[int, LocalGeneration] = {}
         for output, generation in zip(outputs, places, strict=True):
             if generation is not None:
-                generation.take(output)
+                self._hand_over(output, generation)
                 touched[generation.first_id] = generation
         if touched:
             self._loop.call_soon_threadsafe(_wake, list(touched.values()))
+
+    def _hand_over(self, output: RequestOutput, generation: LocalGeneration) -> None:
+        try:
+            generation.take(output)
+        except Exception as error:  # noqa: BLE001 — only this generation ends
+            logger.error("an output could not be taken: %s", place_of(error))
+            generation.fail(InternalError("internal error while answering the request"))
+            self._forget(generation.sequence_ids)
+            self._client.abort(list(generation.sequence_ids))
 
     def _lost(self, sequence_ids: list[int]) -> None:
         self.observations.lose(sequence_ids)

@@ -229,7 +229,7 @@ class LLMService:
             if place is None:
                 continue
             stream, row = place
-            stream.push(row, output, self._error_of(output))
+            self._push(stream, row, output)
             touched[id(stream)] = stream
         for stream in touched.values():
             if stream.error is not None:
@@ -386,6 +386,13 @@ class LLMService:
         """Log a bug of ours; return the error that the client gets, which holds no details."""
         self._log_error(f"naiad: a request failed with {place_of(error)}")
         return InternalError("internal error while reading the request")
+
+    def _push(self, stream: ResponseStream, row: StreamRow, output: RequestOutput) -> None:
+        try:
+            stream.push(row, output, self._error_of(output))
+        except Exception as error:  # noqa: BLE001 — only this stream ends
+            self._log_error(f"naiad: an output could not be taken: {place_of(error)}")
+            stream.fail(InternalError("internal error while answering the request"))
 
     def _cancel(self, stream: ResponseStream) -> None:
         if not stream.is_cancelling:
