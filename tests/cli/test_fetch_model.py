@@ -50,9 +50,28 @@ def test_a_failure_leaves_nothing_behind(tmp_path: Path) -> None:
 
 
 def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
-    (tmp_path / ".model-abc.partial" / "content").mkdir(parents=True)
+    (tmp_path / ".model-abc_1234.partial" / "content").mkdir(parents=True)
     fetch.fetch_default_model(tmp_path / "model", make)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model"]
+
+
+@pytest.mark.parametrize("name", ["q4", "q4[a]", "[ab]"])
+def test_what_another_process_fills_meanwhile_is_not_removed(tmp_path: Path, name: str) -> None:
+    """The other directory's name begins with this one's, or matches it as a pattern."""
+
+    def make_later(directory: Path) -> None:
+        fill_directory(tmp_path / name, make)
+        make(directory)
+
+    for other in (f"{name}-gptq", "a"):
+        fill_directory(tmp_path / other, make_later)
+        assert is_complete(tmp_path / other)
+
+
+def test_a_name_that_is_a_pattern_is_only_a_name(tmp_path: Path) -> None:
+    (tmp_path / ".q[4]-abc_1234.partial").mkdir()
+    fill_directory(tmp_path / "q[4]", make)
+    assert [path.name for path in tmp_path.iterdir()] == ["q[4]"]
 
 
 @pytest.mark.parametrize("damage", ["truncate", "remove", "manifest", "no manifest"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -17,6 +18,8 @@ from naiad.engine_process import FileLock
 MANIFEST = "naiad-manifest.json"
 _FORMAT = 1
 _READ_BYTES = 1 << 20
+# What `tempfile` puts between prefix and suffix.
+_RANDOM_NAME = "[a-z0-9_]{8}"
 
 
 def is_complete(directory: Path) -> bool:
@@ -43,7 +46,7 @@ def fill_directory(directory: Path, make: Callable[[Path], None]) -> None:
         directory: its parent must exist; an earlier directory there is removed.
         make: fills the empty directory it is given.
     """
-    for leftover in directory.parent.glob(f".{directory.name}-*.partial"):
+    for leftover in _leftovers(directory):
         shutil.rmtree(leftover, ignore_errors=True)
     partial = Path(tempfile.mkdtemp(dir=directory.parent, prefix=f".{directory.name}-", suffix=".partial"))
     try:
@@ -56,6 +59,12 @@ def fill_directory(directory: Path, make: Callable[[Path], None]) -> None:
         content.rename(directory)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def _leftovers(directory: Path) -> list[Path]:
+    """Partial directories of this directory alone: those of NAME-OTHER are under another lock."""
+    pattern = re.compile(re.escape(f".{directory.name}-") + _RANDOM_NAME + re.escape(".partial"))
+    return [path for path in directory.parent.iterdir() if pattern.fullmatch(path.name)]
 
 
 @contextmanager
