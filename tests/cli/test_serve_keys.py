@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -93,7 +94,22 @@ def test_the_server_itself_refuses_an_open_host_without_keys(keys: Path) -> None
     assert host == ANYWHERE
 
 
-def test_sighup_stops_unless_there_is_something_to_read_again() -> None:
+@pytest.fixture
+def hang_up_is() -> Iterator[Callable[[signal.Handlers], None]]:
+    """Sets what this process does on SIGHUP; afterwards it is as before."""
+    before = signal.getsignal(signal.SIGHUP)
+
+    def set_to(handler: signal.Handlers) -> None:
+        signal.signal(signal.SIGHUP, handler)
+
+    yield set_to
+    signal.signal(signal.SIGHUP, before)
+
+
+def test_sighup_stops_unless_there_is_something_to_read_again(
+    hang_up_is: Callable[[signal.Handlers], None],
+) -> None:
+    hang_up_is(signal.SIG_DFL)
     reloads = []
     with StopSignal() as stop:
         stop.on_reload = lambda: reloads.append(1)
@@ -106,8 +122,24 @@ def test_sighup_stops_unless_there_is_something_to_read_again() -> None:
         assert stop.wait(5)
 
 
+def test_sighup_never_stops_what_nohup_started(hang_up_is: Callable[[signal.Handlers], None]) -> None:
+    hang_up_is(signal.SIG_IGN)
+    reloads = []
+    with StopSignal() as stop:
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert not stop.wait(0.05)
+        stop.on_reload = lambda: reloads.append(1)
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert not stop.wait(0.05)
+        assert reloads == [1]
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop.wait(5)
+    assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+
+
 _IN_A_TERMINAL = """
-import os, sys
+import os, signal, sys
+signal.signal(signal.SIGHUP, getattr(signal, sys.argv[2]))
 os.open(sys.argv[1], os.O_RDWR)
 from naiad.cli.serve.stop_signal import StopSignal
 with StopSignal() as stop:
@@ -119,9 +151,11 @@ with StopSignal() as stop:
 """
 
 
-def test_a_closed_terminal_stops_all_the_same() -> None:
+@pytest.mark.parametrize("is_ignored", [False, True])
+def test_a_closed_terminal_stops_all_the_same_unless_nohup_was_used(is_ignored: bool) -> None:
     controller, terminal = os.openpty()
-    command = [sys.executable, "-c", _IN_A_TERMINAL, os.ttyname(terminal)]
+    hang_up = "SIG_IGN" if is_ignored else "SIG_DFL"
+    command = [sys.executable, "-c", _IN_A_TERMINAL, os.ttyname(terminal), hang_up]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
     os.close(terminal)
     assert process.stdout is not None
@@ -129,6 +163,9 @@ def test_a_closed_terminal_stops_all_the_same() -> None:
     process.send_signal(signal.SIGHUP)
     assert process.stdout.readline() == "again\n"
     os.close(controller)
+    if is_ignored:
+        assert process.stdout.readline() == "again\n"
+        process.terminate()
     assert process.stdout.readline() == "stopped\n"
     assert process.wait(30) == 0
 

@@ -14,6 +14,8 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 class StopSignal:
     """Set by the first signal; later ones change nothing. A context manager for the main thread.
 
+    If SIGHUP is ignored at the start, as `nohup` has it, it never stops.
+
     Attributes:
         on_reload: called on SIGHUP, which then does not stop, unless the terminal was closed; None: it stops.
     """
@@ -28,6 +30,7 @@ class StopSignal:
 
     def __enter__(self) -> StopSignal:
         """Install the handlers."""
+        self._survives_hang_up = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
         self._previous = {number: signal.signal(number, self._handle) for number in _SIGNALS}
         return self
 
@@ -52,14 +55,18 @@ class StopSignal:
         return self._is_set
 
     def _handle(self, number: int, _frame: object) -> None:
-        if number == signal.SIGHUP and self.on_reload is not None and not self._terminal_was_closed():
-            self.on_reload()
+        if number == signal.SIGHUP and not self._hang_up_stops():
+            if self.on_reload is not None:
+                self.on_reload()
         elif not self._is_set:
             self._is_set = True
             os.write(self._write_fd, b"s")
 
-    def _terminal_was_closed(self) -> bool:
-        return self._had_terminal and not _has_terminal()
+    def _hang_up_stops(self) -> bool:
+        if self._survives_hang_up:
+            return False
+        was_closed = self._had_terminal and not _has_terminal()
+        return self.on_reload is None or was_closed
 
 
 def _has_terminal() -> bool:
