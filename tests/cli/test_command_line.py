@@ -31,6 +31,20 @@ def refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:
             "--max-num-sqs is no option of naiad serve: did you mean --max-num-seqs? "
             "(see `naiad serve --help`)",
         ),
+        (
+            ("serve", "--print-config", "--conf", "serve.toml"),
+            "--conf is no option of naiad serve: did you mean --config? (see `naiad serve --help`)",
+        ),
+        (
+            ("serve", "--openai-allowed=x"),
+            "--openai-allowed is no option of naiad serve: did you mean --openai-allowed-host or "
+            "--openai-allowed-origin? (see `naiad serve --help`)",
+        ),
+        (
+            ("repository", "create", "x", "--model", "y", "--na", "z", "--name", "z"),
+            "--na is no option of naiad repository create: did you mean --name? "
+            "(see `naiad repository create --help`)",
+        ),
         (("serve", "extra"), "'extra' is not expected by naiad serve (see `naiad serve --help`)"),
         (
             ("serve", "--model", ""),

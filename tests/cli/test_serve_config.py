@@ -62,6 +62,16 @@ def test_the_command_line_goes_first(file: Path, capsys: pytest.CaptureFixture[s
     assert (values["max-num-seqs"], values["openai-allowed-host"]) == (3, ["c.example"])
 
 
+@pytest.mark.parametrize("option", ["--conf", "--openai-allowed-h=c.example"])
+def test_the_beginning_of_an_option_is_none(
+    file: Path, option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Such a file would not be read, and such a list would not replace the file's."""
+    with pytest.raises(SystemExit, match="2"):
+        main(["serve", "--print-config", option, "--config", str(file)])
+    assert f"{option.split('=')[0]} is no option of naiad serve: did you mean --" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [

@@ -6,11 +6,17 @@ import argparse
 import difflib
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
+
+_MAX_NEAR = 3
 
 
 class OneLineParser(argparse.ArgumentParser):
-    """Parsers of commands are of this class too."""
+    """Takes no abbreviated options; parsers of commands are of this class too."""
+
+    def __init__(self, **settings: Any) -> None:
+        """Take the settings of an `ArgumentParser` by name."""
+        super().__init__(**settings, allow_abbrev=False)
 
     def error(self, message: str) -> NoReturn:
         """Print the error and where to look, and exit with 2."""
@@ -29,7 +35,9 @@ class OneLineParser(argparse.ArgumentParser):
     def _refusal(self, word: str) -> str:
         name = word.split("=")[0]
         options = [option for option in self._option_string_actions if option.startswith("--")]
-        near = difflib.get_close_matches(name, options, n=1) if name.startswith("-") else []
+        near = [option for option in options if option.startswith(name)] if name.startswith("--") else []
+        if not near and name.startswith("-"):
+            near = difflib.get_close_matches(name, options, n=1)
         if near:
-            return f"{name} is no option of {self.prog}: did you mean {near[0]}?"
+            return f"{name} is no option of {self.prog}: did you mean {' or '.join(near[:_MAX_NEAR])}?"
         return f"{word!r} is not expected by {self.prog}"
