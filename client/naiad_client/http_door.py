@@ -28,20 +28,24 @@ class HTTPDoor:
         """Set up for http://HOST:PORT.
 
         Raises:
-            ValueError: the url has no host, or its port is none.
+            ValueError: the url has no host, or its host, port or path can not be asked for.
         """
-        parts = urlsplit(url)
         expected = "expected HOST:PORT, http://HOST:PORT or https://HOST:PORT"
-        if not parts.hostname or parts.query or parts.fragment:
-            raise ValueError(f"url = {url!r}: {expected}")
         try:
-            port = parts.port
+            parts = urlsplit(url)
+            host, port = parts.hostname or "", parts.port
+            # As a connection would: a host name has no part that is empty or longer than 63 letters.
+            host.encode("idna")
         except ValueError as error:
             raise ValueError(f"url = {url!r}: {error}: {expected}") from None
+        names = host + parts.path
+        is_plain = names.isprintable() and " " not in names and parts.path.isascii()
+        if not host or not is_plain or parts.query or parts.fragment:
+            raise ValueError(f"url = {url!r}: {expected}")
         self.url = url
         kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
         self._kind: type[http.client.HTTPConnection] = kind
-        self._host, self._port, self._path = parts.hostname, port, parts.path.rstrip("/")
+        self._host, self._port, self._path = host, port, parts.path.rstrip("/")
 
     def start(self, model: str, tensors: Mapping[str, TensorValue | None], request_id: str) -> Generation:
         """Send a request.

@@ -177,6 +177,34 @@ def test_the_hub_offline_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert "*.safetensors" in str(asked["allow_patterns"])
 
 
+@pytest.mark.parametrize("name", ["runs/llama--v2", "a/b..c", "a/b.git"])
+@pytest.mark.parametrize(("key", "option"), [("model_dir", "--model"), ("draft_model", "--draft-model")])
+def test_a_name_that_the_hub_does_not_allow_is_refused_as_no_directory(
+    name: str, key: str, option: str
+) -> None:
+    with pytest.raises(StartupError, match=rf"^{option} .*: no such directory; .*org/name\[@revision\]$") as told:
+        fetch.resolve_model(name, key)
+    assert name in str(told.value)
+
+
+class ProxyError(Exception):
+    """As those of the HTTP client that the hub's library uses: no OSError."""
+
+
+@pytest.mark.parametrize("error", [ProxyError("403 Forbidden\nno"), OSError("disk"), ValueError("no proxy")])
+def test_a_download_that_fails_is_told_in_a_line(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub
+
+    def fail(*_: object, **__: object) -> str:
+        raise error
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
+    with pytest.raises(StartupError, match=r"^--draft-model a/b: the download failed \(.*\): ") as told:
+        fetch.resolve_model("a/b", "draft_model")
+    assert "\n" not in str(told.value)
+    assert str(error).splitlines()[0] in str(told.value)
+
+
 STAYS = """
 import os, sys, time
 print("talks", os.getpid(), flush=True)

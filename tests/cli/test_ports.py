@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import socket
 
 import pytest
@@ -86,7 +87,7 @@ def test_free_ports_do_not_take_the_place_of_those_asked_for() -> None:
     assert len(set(ports.values())) == 3
 
 
-@pytest.mark.parametrize("host", ["203.0.113.7", "no host"])
+@pytest.mark.parametrize("host", ["203.0.113.7", "no host", "127..0.1", "a" * 64])
 def test_an_address_of_another_machine_is_refused(host: str) -> None:
     with (
         KeptPorts() as kept,
@@ -95,10 +96,17 @@ def test_an_address_of_another_machine_is_refused(host: str) -> None:
         kept.keep("--http-port", host, 0)
 
 
+@pytest.mark.parametrize("host", ["no host", "127..0.1", "a\0b"])
+def test_what_is_no_host_is_not_taken_for_a_port_in_use(host: str) -> None:
+    with KeptPorts() as kept, pytest.raises(StartupError, match=rf"^--host {re.escape(host)} is not an address"):
+        kept.keep("--http-port", host, free_port())
+
+
+@pytest.mark.parametrize("host", ["203.0.113.7", "127..0.1"])
 @pytest.mark.parametrize("port", [0, 9000])
-def test_an_address_of_another_machine_is_refused_by_its_own_option(port: int) -> None:
+def test_an_address_of_another_machine_is_refused_by_its_own_option(host: str, port: int) -> None:
     with (
         KeptPorts() as kept,
-        pytest.raises(StartupError, match=r"^--openai-host 203\.0\.113\.7 is not an address of this machine"),
+        pytest.raises(StartupError, match=rf"^--openai-host {re.escape(host)} is not an address of this machine"),
     ):
-        kept.keep_preferred("--openai-port", "203.0.113.7", port)
+        kept.keep_preferred("--openai-port", host, port)

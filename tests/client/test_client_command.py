@@ -47,12 +47,13 @@ def test_command_passes_its_options_on(server: FakeServer) -> None:
     assert sent["stop_words"][1] == [1, 2]
 
 
-def test_command_fails_in_one_line_without_a_server(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["?", "--url", "127.0.0.1:1"]) == 1
+@pytest.mark.parametrize("url", ["127.0.0.1:1", "127..0.1:1"])
+def test_command_fails_in_one_line_without_a_server(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["?", "--url", url]) == 1
 
     error = capsys.readouterr().err
     assert error.count("\n") == 1
-    assert "127.0.0.1:1" in error
+    assert url in error
 
 
 def test_command_fails_with_the_servers_message(

@@ -186,6 +186,19 @@ def test_a_port_that_is_none_is_refused_with_the_url() -> None:
         Client("http://a:99999")
 
 
+@pytest.mark.parametrize(
+    "url", ["http://127..0.1:8000", "http://a b:8000", "http://a:8000/b c", "http://a:8000/ü"]
+)
+def test_a_url_that_can_not_be_asked_is_refused_in_a_line(
+    url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["capital?", "--url", url]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: url = '{url}': ")
+    assert error.endswith("expected HOST:PORT, http://HOST:PORT or https://HOST:PORT\n")
+    assert error.count("\n") == 1
+
+
 def test_an_error_within_a_stream_ends_it(endpoint: Endpoint) -> None:
     endpoint.events = [{"text_output": "Par"}, {"error": "the engine was lost"}]
     with Client(endpoint.url) as client:

@@ -66,13 +66,17 @@ def resolve_model(name: str, key: str = "model_dir") -> Path:
     if name and (path.is_dir() or is_gguf(path)):
         return path.resolve()
     match = _HUB_NAME.fullmatch(name)
+    option = "--draft-model" if key == "draft_model" else "--model"
     if match is None:
-        option = "--draft-model" if key == "draft_model" else "--model"
-        raise StartupError(
-            f"{option} {name}: no such directory; expected 'default', a directory, a .gguf file, or "
-            "org/name[@revision]"
-        )
-    return _download_from_hub(match[1], match[2])
+        raise _no_model(option, name)
+    return _download_from_hub(match[1], match[2], option)
+
+
+def _no_model(option: str, name: str) -> StartupError:
+    return StartupError(
+        f"{option} {name}: no such directory; expected 'default', a directory, a .gguf file, or "
+        "org/name[@revision]"
+    )
 
 
 def fetch_default_model(to: Path | None, make: Callable[[Path], None] | None = None) -> Path:
@@ -185,22 +189,31 @@ def _convert(gguf_file: Path, directory: Path) -> None:
         )
 
 
-def _download_from_hub(repository: str, revision: str | None) -> Path:
+def _download_from_hub(repository: str, revision: str | None, option: str) -> Path:
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     name = repository + (f"@{revision}" if revision else "")
     try:
         return Path(snapshot_download(repository, revision=revision, allow_patterns=_HUB_FILES))
+    except HFValidationError:
+        raise _no_model(option, name) from None
     except LocalEntryNotFoundError:
         raise StartupError(
-            f"--model {name}: the Hugging Face hub can not be reached and the model is not in its cache; "
+            f"{option} {name}: the Hugging Face hub can not be reached and the model is not in its cache; "
             "this machine seems to be offline: connect it, or name a directory"
         ) from None
     except HfHubHTTPError as error:
         raise StartupError(
-            f"--model {name}: the Hugging Face hub refused it ({str(error).splitlines()[0]}): "
+            f"{option} {name}: the Hugging Face hub refused it ({_first_line(error)}): "
             "check the name, or log in with `hf auth login`"
         ) from None
-    except OSError as error:
-        raise StartupError(f"--model {name}: the download failed ({error}): try again") from None
+    except Exception as error:  # noqa: BLE001 — each HTTP client that the library may use has its own errors
+        raise StartupError(
+            f"{option} {name}: the download failed ({_first_line(error)}): check the network, the proxy and "
+            "the disk, and try again, or name a directory"
+        ) from None
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)

@@ -44,8 +44,8 @@ class KeptPorts:
             raise ConfigError(option, port, "another port than the others'")
         try:
             kept = _bound_socket(host, port)
-        except (OSError, OverflowError) as error:
-            raise _refusal(option, host, port, getattr(error, "strerror", None) or str(error)) from None
+        except (OSError, OverflowError, ValueError) as error:
+            raise _refusal(option, host, port, error) from None
         number = int(kept.getsockname()[1])
         self._sockets[number] = kept
         return number
@@ -80,8 +80,11 @@ def _bound_socket(host: str, port: int) -> socket.socket:
     return bound
 
 
-def _refusal(option: str, host: str, port: int, reason: str) -> StartupError:
-    if port == 0:
+def _refusal(option: str, host: str, port: int, error: Exception) -> StartupError:
+    # What is no name at all is a ValueError, mostly a UnicodeError.
+    is_no_name = isinstance(error, ValueError)
+    reason = "it is no host name" if is_no_name else getattr(error, "strerror", None) or str(error)
+    if port == 0 or is_no_name or isinstance(error, socket.gaierror):
         named = "--openai-host" if option == "--openai-port" else "--host"
         return StartupError(f"{named} {host} is not an address of this machine ({reason}): use 127.0.0.1")
     return StartupError(
