@@ -182,7 +182,9 @@ def test_the_hub_offline_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_a_name_that_the_hub_does_not_allow_is_refused_as_no_directory(
     name: str, key: str, option: str
 ) -> None:
-    with pytest.raises(StartupError, match=rf"^{option} .*: no such directory; .*org/name\[@revision\]$") as told:
+    with pytest.raises(
+        StartupError, match=rf"^{option} .*: no such directory; .*org/name\[@revision\]$"
+    ) as told:
         fetch.resolve_model(name, key)
     assert name in str(told.value)
 

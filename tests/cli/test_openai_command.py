@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from pathlib import Path
 
 import pytest
 
 from naiad.cli.main import main
+from naiad.openai_server import serving
+from naiad.openai_server.access.key_file import digest_of
+from naiad.openai_server.engines.remote.models import RemoteServer
 
 URL, TOKENIZER = ("--url", "localhost:8001"), ("--tokenizer", "/no/such/directory")
 
@@ -45,3 +50,28 @@ def test_the_url_and_the_tokenizer_are_required(capsys: pytest.CaptureFixture[st
         with pytest.raises(SystemExit):
             main(["openai", *options])
         assert "required" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("host", "told"),
+    [
+        ("127..0.1", "--host = '127..0.1': expected an address of this machine, such as 127.0.0.1"),
+        ("203.0.113.7", "203.0.113.7:0 can not be listened on: "),
+    ],
+)
+def test_a_host_that_can_not_be_listened_on_is_told_in_a_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: str, told: str
+) -> None:
+    keys = tmp_path / "keys.json"
+    keys.write_text(json.dumps({"keys": [{"name": "a", "sha256": digest_of("a"), "tenant": "a"}]}))
+    keys.chmod(0o600)
+
+    async def listen(_options: object, _gate: object, host: str, port: int, **_: object) -> None:
+        await asyncio.get_running_loop().create_server(asyncio.Protocol, host, port)
+
+    monkeypatch.setattr(RemoteServer, "open", lambda *_, **__: None)
+    monkeypatch.setattr(serving, "serve", listen)
+    words = ["--host", host, "--port", "0", "--api-keys", str(keys)]
+    assert main(["openai", *TOKENIZER, *URL, *words]) == 1
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.startswith(f"naiad: error: {told}")

@@ -98,7 +98,10 @@ def test_an_address_of_another_machine_is_refused(host: str) -> None:
 
 @pytest.mark.parametrize("host", ["no host", "127..0.1", "a\0b"])
 def test_what_is_no_host_is_not_taken_for_a_port_in_use(host: str) -> None:
-    with KeptPorts() as kept, pytest.raises(StartupError, match=rf"^--host {re.escape(host)} is not an address"):
+    with (
+        KeptPorts() as kept,
+        pytest.raises(StartupError, match=rf"^--host {re.escape(host)} is not an address"),
+    ):
         kept.keep("--http-port", host, free_port())
 
 
@@ -107,6 +110,8 @@ def test_what_is_no_host_is_not_taken_for_a_port_in_use(host: str) -> None:
 def test_an_address_of_another_machine_is_refused_by_its_own_option(host: str, port: int) -> None:
     with (
         KeptPorts() as kept,
-        pytest.raises(StartupError, match=rf"^--openai-host {re.escape(host)} is not an address of this machine"),
+        pytest.raises(
+            StartupError, match=rf"^--openai-host {re.escape(host)} is not an address of this machine"
+        ),
     ):
         kept.keep_preferred("--openai-port", host, port)

@@ -139,6 +139,8 @@ def run(args: argparse.Namespace) -> int:
         )
     except OSError as error:
         raise StartupError(f"{args.host}:{args.port} can not be listened on: {error.strerror}") from None
+    except UnicodeError:
+        raise ConfigError("--host", args.host, "an address of this machine, such as 127.0.0.1") from None
     return 0
 
 
