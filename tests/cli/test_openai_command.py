@@ -26,6 +26,7 @@ URL, TOKENIZER = ("--url", "localhost:8001"), ("--tokenizer", "/no/such/director
         ((*URL, "--host", "0.0.0.0"), "--host = '0.0.0.0': expected a loopback address, or --api-keys FILE"),
         ((*URL, "--api-keys", "/no/such/file"), "/no/such/file"),
         ((*URL, "--model-control-key", "/no/such/file"), "--model-control-key /no/such/file can not be read"),
+        ((*URL, "--metrics-open"), "--metrics-open = True: expected --api-keys FILE with it"),
         ((*URL, "--fallback", "a"), "--fallback = 'a': expected MODEL=OTHER"),
         (
             (*URL, "--model", "a", "--model", "b", "--fallback", "a=c"),

@@ -150,6 +150,8 @@ def _check(args: argparse.Namespace) -> None:
         raise ConfigError("--url", args.url, "HOST:PORT of the Triton server's gRPC port")
     if args.served_name is not None and len(args.model) != 1:
         raise ConfigError("--served-name", args.served_name, "one --model with it")
+    if args.metrics_open and args.api_keys is None:
+        raise ConfigError("--metrics-open", True, "--api-keys FILE with it")
     if args.api_keys is None and not is_loopback(args.host):
         raise ConfigError("--host", args.host, "a loopback address, or --api-keys FILE")
 

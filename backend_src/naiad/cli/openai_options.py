@@ -67,7 +67,7 @@ def _add_keys(parser: argparse.ArgumentParser) -> None:
         help="the keys of the OpenAI API, one of which a request then needs; read again on SIGHUP, which "
         "then does not stop the server (`naiad key` makes a key)",
     )
-    add("--metrics-open", action="store_true", help="the OpenAI API's /metrics needs no key")
+    add("--metrics-open", action="store_true", help="with --api-keys: the OpenAI API's /metrics needs no key")
 
 
 def _add_families(parser: argparse.ArgumentParser, prefix: str) -> None:

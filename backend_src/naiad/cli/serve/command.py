@@ -24,6 +24,7 @@ from naiad.cli.repository.served_models import SERVED_NAME, ServedModel, served_
 from naiad.cli.repository.snapshot import RepositorySnapshot
 from naiad.cli.serve.config_file import config_text
 from naiad.cli.serve.exposure import LOOPBACK, gate_plan, has_gate, keep_server_ports, warn_if_exposed
+from naiad.cli.serve.needed_options import refuse_without_effect
 from naiad.cli.serve.options import ASKED_FOR_NONE, OPENAI_PORT, PORTS, add_arguments
 from naiad.cli.serve.ports import KeptPorts
 from naiad.cli.serve.runtime_folder import region_prefix, runtime_folder
@@ -68,12 +69,13 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         StartupError: it cannot be started; the message names the cause and the remedy.
     """
+    options = argparse.ArgumentParser()
+    add_arguments(options)
     if args.print_config:
-        options = argparse.ArgumentParser()
-        add_arguments(options)
         print(config_text(args, options))
         return 0
     use_log_format(args.log_format)
+    refuse_without_effect(args, options)
     with StopSignal() as stop, KeptPorts() as kept:
         return _serve(args, stop, kept)
 
@@ -89,8 +91,6 @@ def _serve(args: argparse.Namespace, stop: StopSignal, kept: KeptPorts) -> int:
         Collector.parse("--otlp-endpoint", args.otlp_endpoint)
     if args.record is not None:
         prepare("--record", args.record)
-    elif args.record_prompts:
-        raise ConfigError("--record-prompts", True, "--record FILE with it")
     if args.usage_file is not None:
         prepare("--usage-file", args.usage_file)
     is_gated = has_gate(args, is_bundled=args.tritonserver is None)
@@ -307,10 +307,6 @@ def _is_explicit(args: argparse.Namespace) -> bool:
 def _control_key(args: argparse.Namespace) -> str | None:
     """Return the key of model control; None: there is no model control."""
     if not _is_explicit(args):
-        if args.model_control_key is not None:
-            raise ConfigError(
-                "--model-control-key", str(args.model_control_key), "--model-control-mode explicit with it"
-            )
         return None
     say(_EXPLICIT, "warning")
     return control_key(args.model_control_key)
