@@ -37,6 +37,13 @@ def test_a_group_is_its_live_members(tmp_path: Path) -> None:
     assert process_group(50, tmp_path) == [10]
 
 
+def test_names_of_processes_may_be_cut_within_a_character(tmp_path: Path) -> None:
+    for pid, name in {"10": "naïf".encode()[:3], "11": b"\xff\xfe"}.items():
+        (tmp_path / pid).mkdir()
+        (tmp_path / pid / "stat").write_bytes(b"%s (%s) S 1 50 50 0" % (pid.encode(), name))
+    assert sorted(process_group(50, tmp_path)) == [10, 11]
+
+
 def test_this_process_is_in_its_group() -> None:
     assert os.getpid() in process_group(os.getpgrp())
 

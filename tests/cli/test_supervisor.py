@@ -20,7 +20,7 @@ from helpers.server import eventually, gone
 from naiad.cli.serve.runtime_folder import region_prefix
 from naiad.cli.serve.server_files import STUB_NAME
 from naiad.cli.serve.server_log import ServerLog, find_cause
-from naiad.cli.serve.server_process import ServerProcess
+from naiad.cli.serve.server_process import ServerProcess, _ending
 from naiad.engine_process.protocol import StopServing, client_message_decoder
 from naiad.frames import FrameBuffer
 
@@ -322,6 +322,17 @@ def test_a_server_that_ends_by_itself_is_restarted(start: Start, tmp_path: Path)
     assert supervised.wait() == 0
     # So `naiad serve` sees before each start what of the repository has changed.
     assert "".join(supervised.lines).count("making the command") == 2
+
+
+def test_how_a_process_ended_is_told_whatever_it_is_called(tmp_path: Path) -> None:
+    program = os.fsencode(tmp_path) + b"/\xff"
+    os.symlink("/bin/false", program)
+    process = subprocess.Popen([program])
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    try:
+        assert _ending(process.pid) == " with exit status 1"
+    finally:
+        process.wait()
 
 
 def test_processes_that_outlive_the_server_are_killed(start: Start, tmp_path: Path) -> None:

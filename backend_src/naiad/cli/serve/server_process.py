@@ -157,7 +157,7 @@ def _ending(pid: int) -> str:
     """How a process ended that its parent has not asked for yet, in words; empty: it cannot be told."""
     with contextlib.suppress(OSError, ValueError):
         # The last field of proc(5)'s stat is the status that waitpid() returns.
-        status = int(Path(f"/proc/{pid}/stat").read_text().split()[-1])
+        status = int(Path(f"/proc/{pid}/stat").read_bytes().split()[-1])
         if os.WIFSIGNALED(status):
             return f" by signal {signal.Signals(os.WTERMSIG(status)).name}"
         return f" with exit status {os.WEXITSTATUS(status)}"

@@ -16,10 +16,10 @@ def process_group(group_id: int, proc: Path = Path("/proc")) -> list[int]:
     for entry in proc.iterdir():
         if not entry.name.isdigit():
             continue
-        # The name in parentheses may contain anything; after it come state, parent and group.
+        # The name in parentheses may hold any bytes; after it come state, parent and group.
         with contextlib.suppress(OSError):
-            state, _, group = (entry / "stat").read_text().rpartition(")")[2].split()[:3]
-            if int(group) == group_id and state not in "ZX":
+            state, _, group = (entry / "stat").read_bytes().rpartition(b")")[2].split()[:3]
+            if int(group) == group_id and state not in b"ZX":
                 found.append(int(entry.name))
     return found
 
