@@ -30,10 +30,10 @@ SCRIPT = Path(__file__).parents[1] / "helpers" / "supervise_fake.py"
 class Supervised:
     """The supervisor's process and its output."""
 
-    def __init__(self, runtime_dir: Path, *words: str) -> None:
+    def __init__(self, runtime_dir: Path, *words: str, stderr: int = subprocess.STDOUT) -> None:
         self.port = free_port()
         command = [sys.executable, str(SCRIPT), str(self.port), str(runtime_dir), *words]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True)
         self.lines: list[str] = []
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -69,8 +69,8 @@ def runtime_dir(tmp_path: Path) -> Path:
 def start(runtime_dir: Path) -> Iterator[Start]:
     started: list[Supervised] = []
 
-    def run(*words: str) -> Supervised:
-        started.append(Supervised(runtime_dir, *words))
+    def run(*words: str, stderr: int = subprocess.STDOUT) -> Supervised:
+        started.append(Supervised(runtime_dir, *words, stderr=stderr))
         return started[-1]
 
     yield run
@@ -217,6 +217,42 @@ def test_the_engine_is_notified_before_the_server_stops(start: Start, tmp_path: 
     told = client_message_decoder.decode(message)
     assert isinstance(told, StopServing)
     assert 10 < told.timeout_s <= 20
+
+
+@pytest.mark.parametrize("reader", ["gone", "full"])
+def test_the_drain_needs_nobody_who_reads_the_messages(start: Start, tmp_path: Path, reader: str) -> None:
+    """Ctrl-C also ends the `tee` behind `naiad serve`, and a disk may fill up."""
+    if reader == "gone":
+        read_fd, write_fd = os.pipe()
+        os.close(read_fd)
+    else:
+        write_fd = os.open("/dev/full", os.O_WRONLY)
+    told, written = tmp_path / "told", tmp_path / "written"
+    try:
+        supervised = start("slow-exit", "engine", str(told), "chatty", str(written), stderr=write_fd)
+    finally:
+        os.close(write_fd)
+    supervised.wait_for("ready")
+    # It is more than the server's pipe holds, so the supervisor has gone on reading.
+    eventually(written.exists)
+    supervised.process.send_signal(signal.SIGINT)
+    assert supervised.wait() == 0
+    (message,) = FrameBuffer().feed(told.read_bytes())
+    assert isinstance(client_message_decoder.decode(message), StopServing)
+
+
+def test_a_line_that_can_not_be_taken_does_not_end_the_reading(runtime_dir: Path) -> None:
+    lines: list[str] = []
+
+    def take(line: str) -> None:
+        lines.append(line)
+        if line == "1":
+            raise RuntimeError("can't start new thread")
+
+    command = ["bash", "-c", "echo 1; echo 2"]
+    server = ServerProcess(command, dict(os.environ), runtime_dir, ServerLog(take, hold=False))
+    eventually(lambda: server.poll() is not None)
+    assert lines == ["1", "2"]
 
 
 def test_a_failed_start_says_the_cause_and_what_else_was_printed(start: Start) -> None:

@@ -7,7 +7,8 @@ starts-for-ever (is never ready), dead-stub DIR (is never ready; a stub of it ha
 (the same, and it has taken note of the end), child PATH (starts a process that outlives it and writes its
 id to PATH), shm NAME (maps that file of /dev/shm), busy-until PATH (has an active request until PATH
 exists), busy-for-ever, mute-until PATH (has no metrics until PATH exists), engine PATH (has an engine
-that writes the messages it receives to PATH).
+that writes the messages it receives to PATH), chatty PATH (when it is asked whether it lives, prints more
+than a pipe holds and then creates PATH).
 """
 
 from __future__ import annotations
@@ -34,6 +35,9 @@ NEVER_READY = {"starts-for-ever", "dead-stub", "gone-stub"}
 
 class Ready(http.server.BaseHTTPRequestHandler):
     def do_GET(self) -> None:
+        if self.path == "/v2/health/live" and "chatty" in sys.argv:
+            print("\n".join(["a line of the server" * 5] * 2000), flush=True)
+            Path(sys.argv[sys.argv.index("chatty") + 1]).touch()
         is_down = self.path == "/v2/health/ready" and not NEVER_READY.isdisjoint(sys.argv)
         refuses = is_mute() if self.path == "/metrics" else IS_UNREADY or is_down
         self.send_response(503 if refuses else 200)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from typing import TextIO
@@ -26,6 +27,15 @@ def say(message: str, level: Level = "info") -> None:
     write(f"{line}\n", sys.stderr)
 
 
+def say_if_possible(message: str, level: Level = "info") -> None:
+    """Print a line to stderr as `say` does; a line that can not be written is lost, and nothing else.
+
+    For what is said while a server runs: it goes on when the disk is full or the reader has gone.
+    """
+    with contextlib.suppress(OSError):
+        say(message, level)
+
+
 def say_error(error: Exception) -> None:
     """Print the error that ends a command."""
     if _log_format == "json":
@@ -42,3 +52,9 @@ def write(text: str, stream: TextIO) -> None:
     """
     stream.write(text)
     stream.flush()
+
+
+def write_if_possible(text: str, stream: TextIO) -> None:
+    """Write as `write` does, while a server runs; what can not be written is lost, and nothing else."""
+    with contextlib.suppress(OSError):
+        write(text, stream)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from naiad.cli.checkpoints.fetch import resolve_model
-from naiad.cli.console import say, use_log_format, write
+from naiad.cli.console import say, say_if_possible, use_log_format, write_if_possible
 from naiad.cli.control_key import control_key, restrictions
 from naiad.cli.engine_options import chosen_parameters
 from naiad.cli.repository.check import check_repository, warnings_of, with_directories
@@ -207,7 +207,7 @@ def server_command(
 def _checked(repository: Path, snapshot: RepositorySnapshot | None) -> Path:
     """Return the repository for a start, after saying what of it has changed."""
     for change in snapshot.changes() if snapshot is not None else ():
-        say(change, "warning")
+        say_if_possible(change, "warning")
     return repository
 
 
@@ -335,7 +335,7 @@ def _announce(host: str, ports: Mapping[str, int], openai: str | None, first: Se
     lines.append("""    -d '{"text_input": "The capital of France is", "max_tokens": 32, "stream": true}'""")
     if openai is not None:
         lines.append(f"  or open http://{openai}/ in a browser")
-    write("\n".join([*lines, "\nCtrl-C stops it.\n"]), sys.stdout)
+    write_if_possible("\n".join([*lines, "\nCtrl-C stops it.\n"]), sys.stdout)
 
 
 def _shown_name(model: ServedModel) -> str:

@@ -6,7 +6,7 @@ import http.client
 import time
 import urllib.request
 
-from naiad.cli.console import say
+from naiad.cli.console import say_if_possible
 from naiad.cli.serve.server_process import ServerProcess
 from naiad.engine_process import StopNotice
 
@@ -32,7 +32,7 @@ def end_requests(server: ServerProcess, metrics_address: str, timeout_s: int) ->
     Returns:
         Whether all requests have ended.
     """
-    say(f"stopping: new requests are refused, running ones have {timeout_s} s to finish")
+    say_if_possible(f"stopping: new requests are refused, running ones have {timeout_s} s to finish")
     notice = StopNotice(server.runtime_directories(), timeout_s)
     deadline_s = time.monotonic() + timeout_s + _END_MARGIN_S
     num_idle_reads = 0
@@ -42,7 +42,7 @@ def end_requests(server: ServerProcess, metrics_address: str, timeout_s: int) ->
             read_s = time.monotonic()
             num_idle_reads = num_idle_reads + 1 if num_active(metrics_address) == 0 else 0
             if not num_idle_reads and read_s > deadline_s:
-                say("some requests do not end: they are cut off", "warning")
+                say_if_possible("some requests do not end: they are cut off", "warning")
                 return False
             time.sleep(_READ_INTERVAL_S)
         return True

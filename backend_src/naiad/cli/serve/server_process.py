@@ -135,7 +135,9 @@ class ServerProcess:
     def _read(self, log: ServerLog) -> None:
         assert self._guard.stdout is not None
         for line in self._guard.stdout:
-            log.take(line.decode(errors="replace").rstrip("\n"))
+            # The server would stand still if nobody read its lines.
+            with contextlib.suppress(Exception):
+                log.take(line.decode(errors="replace").rstrip("\n"))
 
 
 def _without(processes: Mapping[int, str], pids: AbstractSet[int]) -> dict[int, str]:

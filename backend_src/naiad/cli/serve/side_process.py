@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from naiad.cli.console import say
+from naiad.cli.console import say_if_possible
 from naiad.engine_process.instance import engine_names
 from naiad.engine_process.runtime_dir import runtime_directories_below
 from naiad.errors import StartupError
@@ -117,7 +117,7 @@ class SideProcess:
         if not self._wait_for(
             lambda: not _has_engines() or self._lists_a_model(), FIRST_MODEL_TIMEOUT_S, stop
         ):
-            say(
+            say_if_possible(
                 f"{self._plan.name} has no model {FIRST_MODEL_TIMEOUT_S:g} s after the Triton server is "
                 "ready: its requests get status 503 until it reaches an engine",
                 "warning",
@@ -153,7 +153,7 @@ class SideProcess:
             pause_s = _BACK_OFF_S[0 if is_stable else min(self._num_failures, len(_BACK_OFF_S) - 1)]
             self._num_failures = 1 if is_stable else self._num_failures + 1
             self._next_start_s = now_s + pause_s
-            say(
+            say_if_possible(
                 f"restarting {self._plan.name}: it ended with exit code {self._process.returncode}",
                 "warning",
             )

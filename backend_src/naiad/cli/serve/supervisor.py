@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from naiad.cli.console import say, write
+from naiad.cli.console import say_if_possible, write_if_possible
 from naiad.cli.control_key import grpc_metadata
 from naiad.cli.repository.model_entries import ModelEntry
 from naiad.cli.serve.drain import end_requests, num_active
@@ -115,7 +115,7 @@ class Supervisor:
                 num_failures += 1
                 if is_first or num_failures >= len(_BACK_OFF_S):
                     raise
-                say(f"the server did not start again: {error}", "error")
+                say_if_possible(f"the server did not start again: {error}", "error")
                 continue
             if self._stop.is_set:
                 return self._stop_starting(server)
@@ -124,12 +124,12 @@ class Supervisor:
                     process.wait_until_it_serves(self._stop.wait)
                 self._on_ready()
             else:
-                say("the server serves again")
+                say_if_possible("the server serves again")
             is_first = False
             reason = self._watch(server)
             if reason is None:
                 return self._drain(server)
-            say(f"restarting the server: {reason}", "warning")
+            say_if_possible(f"restarting the server: {reason}", "warning")
             server.kill(_KILL_TIMEOUT_S)
             num_failures = num_failures + 1 if time.monotonic() - start_s < _STABLE_S else 0
         return 0
@@ -209,7 +209,7 @@ class Supervisor:
         """Go on serving until whoever asks for health has had the time to send new requests elsewhere."""
         delay_s = self._plan.shutdown_delay_s
         if delay_s:
-            say(f"stopping in {delay_s} s: until then requests are taken")
+            say_if_possible(f"stopping in {delay_s} s: until then requests are taken")
         end_s = time.monotonic() + delay_s
         while server.poll() is None and time.monotonic() < end_s:
             time.sleep(_POLL_S)
@@ -230,7 +230,7 @@ class Supervisor:
         deadline_s = time.monotonic() + SERVER_EXIT_TIMEOUT_S + _STOP_MARGIN_S
         while server.poll() is None:
             if time.monotonic() > deadline_s:
-                say("the server does not stop: killing it", "warning")
+                say_if_possible("the server does not stop: killing it", "warning")
                 server.kill(_KILL_TIMEOUT_S)
                 return 0 if have_ended else 1
             time.sleep(0.05)
@@ -252,7 +252,7 @@ class Supervisor:
     def _write(self) -> Callable[[str], None]:
         """Return what takes the lines of the server; whoever asks for more of them gets every one."""
         show = _show_json if self._plan.log_format == "json" else _show
-        return show if self._plan.is_verbose else LogLimit(show, say).take
+        return show if self._plan.is_verbose else LogLimit(show, say_if_possible).take
 
     def _prober(self, take_states: Callable[[Iterable[VersionState]], None] = lambda _: None) -> Prober:
         metadata = grpc_metadata(self._plan.control_key)
@@ -283,7 +283,7 @@ def _ending(code: int, program: str, lines: Sequence[str]) -> str:
 
 
 def _show(line: str) -> None:
-    write(f"{line}\n", sys.stderr)
+    write_if_possible(f"{line}\n", sys.stderr)
 
 
 def _show_json(line: str) -> None:
