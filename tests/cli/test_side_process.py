@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import socket
@@ -189,3 +190,32 @@ def test_a_server_is_told_its_parent(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     SideProcess(plan).start()
     assert f"--parent-pid={os.getpid()}" in commands[0]
+
+
+def test_a_restart_that_gets_no_process_is_told_once_and_tried_again(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    num_refused = 0
+
+    def refuse(command: list[str], **options: object) -> None:
+        nonlocal num_refused
+        num_refused += 1
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    process = SideProcess(PLAN(host=HOST, port=1))
+    monkeypatch.setattr(side_process, "_FORK_RETRY_S", 0.0)
+    monkeypatch.setattr(side_process.sys, "executable", "/bin/true")
+    process.start()
+    assert process._process is not None
+    process._process.wait()
+    with monkeypatch.context() as patched:
+        patched.setattr(side_process.subprocess, "Popen", refuse)
+        for _ in range(3):
+            process.tend()
+    assert num_refused == 3
+    assert process._process is None
+    process.tend()
+    assert process._process is not None
+    said = capsys.readouterr().err
+    assert said.count("the OpenAI server can not be started now: Resource temporarily unavailable") == 1
+    process.stop()

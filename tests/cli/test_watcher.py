@@ -1,8 +1,13 @@
 from __future__ import annotations
 
+import errno
+import itertools
 import threading
 
+import pytest
+
 from helpers.server import eventually
+from naiad.cli.serve import watcher as watching
 from naiad.cli.serve.probes import ProbeFailure
 from naiad.cli.serve.watcher import Verdict, Watcher
 
@@ -76,3 +81,51 @@ def test_an_outcome_after_stop_does_not_count() -> None:
     go_on.set()
     watcher.join(10)
     assert watcher.reason is None
+
+
+NO_DESCRIPTOR = OSError(errno.EMFILE, "Too many open files")
+
+
+@pytest.fixture
+def is_fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watching, "PERIOD_S", 0.01)
+    monkeypatch.setattr(watching, "_RETRY_S", 0.01)
+
+
+@pytest.mark.usefixtures("is_fast")
+def test_a_lack_of_descriptors_is_told_once_and_the_watch_goes_on(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    rounds = itertools.count()
+
+    def count_stubs() -> int:
+        number = next(rounds)
+        if 0 < number < 5:
+            raise NO_DESCRIPTOR
+        return 3 if number == 0 else 2
+
+    watcher = Watcher(lambda: SILENCE, count_stubs)
+    eventually(lambda: watcher.reason == "llm: no answer; its process is gone")
+    assert capsys.readouterr().err.count("Too many open files") == 1
+
+
+@pytest.mark.usefixtures("is_fast")
+def test_without_a_descriptor_for_anything_errors_still_count() -> None:
+    def count_stubs() -> int:
+        raise NO_DESCRIPTOR
+
+    watcher = Watcher(lambda: ERROR, count_stubs)
+    eventually(lambda: watcher.reason == "llm: not healthy")
+
+
+@pytest.mark.usefixtures("is_fast")
+def test_a_probe_for_which_there_is_no_descriptor_is_sent_again() -> None:
+    outcomes = iter([NO_DESCRIPTOR, NO_DESCRIPTOR])
+
+    def probe() -> ProbeFailure:
+        if (error := next(outcomes, None)) is not None:
+            raise error
+        return ERROR
+
+    watcher = Watcher(probe, lambda: 3)
+    eventually(lambda: watcher.reason == "llm: not healthy")

@@ -24,6 +24,7 @@ FIRST_MODEL_TIMEOUT_S = 15.0
 _CONNECT_TIMEOUT_S = 1.0
 _POLL_S = 0.05
 _STOP_TIMEOUT_S = 5.0
+_FORK_RETRY_S = 1.0
 _BACK_OFF_S = (0.0, 1.0, 2.0, 4.0, 8.0)
 _STABLE_S = 60.0
 # To read its keys again, and to say that it is not ready.
@@ -62,6 +63,7 @@ class SideProcess:
         self._num_failures = 0
         self._started_s = 0.0
         self._next_start_s = 0.0
+        self._is_refused = False
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -159,7 +161,18 @@ class SideProcess:
             )
             self._process = None
         if self._process is None and time.monotonic() >= self._next_start_s:
+            self._try_to_start()
+
+    def _try_to_start(self) -> None:
+        """Start it; if the machine lacks processes or descriptors, say so once and try again later."""
+        try:
             self.start()
+            self._is_refused = False
+        except OSError as error:
+            if not self._is_refused:
+                say_if_possible(f"{self._plan.name} can not be started now: {error.strerror}", "warning")
+            self._is_refused = True
+            self._next_start_s = time.monotonic() + _FORK_RETRY_S
 
     def stop(self) -> None:
         """Stop it; its requests should have ended."""

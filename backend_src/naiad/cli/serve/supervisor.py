@@ -96,6 +96,7 @@ class Supervisor:
 
         Raises:
             StartupError: the first server, or several in a row, did not become ready.
+            OSError: as much, for lack of processes, descriptors or memory.
         """
         try:
             for process in self._beside:
@@ -108,15 +109,16 @@ class Supervisor:
         num_failures = 0
         is_first = True
         while not self._stop.wait(_BACK_OFF_S[min(num_failures, len(_BACK_OFF_S) - 1)]):
-            start_s = time.monotonic()
             try:
                 server = self._start()
-            except StartupError as error:
+            except (StartupError, OSError) as error:
                 num_failures += 1
                 if is_first or num_failures >= len(_BACK_OFF_S):
                     raise
                 say_if_possible(f"the server did not start again: {error}", "error")
                 continue
+            # Loading may take minutes, after which the server has not proved anything yet.
+            ready_s = time.monotonic()
             if self._stop.is_set:
                 return self._stop_starting(server)
             if is_first:
@@ -131,11 +133,16 @@ class Supervisor:
                 return self._drain(server)
             say_if_possible(f"restarting the server: {reason}", "warning")
             server.kill(_KILL_TIMEOUT_S)
-            num_failures = num_failures + 1 if time.monotonic() - start_s < _STABLE_S else 0
+            num_failures = num_failures + 1 if time.monotonic() - ready_s < _STABLE_S else 0
         return 0
 
     def _start(self) -> ServerProcess:
-        """Start a server and wait until it serves or a signal arrives."""
+        """Start a server and wait until it serves or a signal arrives.
+
+        Raises:
+            StartupError: it did not become ready.
+            OSError: this process lacks processes, descriptors or memory.
+        """
         log = ServerLog(self._write(), hold=not self._plan.is_verbose)
         command = self._plan.command()
         server = ServerProcess(command, self._plan.environment, self._plan.runtime_dir, log)
@@ -154,9 +161,7 @@ class Supervisor:
                     raise _start_failure(log.held(), _ending(code, command[0], log.held()))
                 if time.monotonic() >= next_look_s:
                     next_look_s = time.monotonic() + _LOOK_S
-                    reason = watch.take(server.start_sight(), time.monotonic())
-                    if reason is not None:
-                        raise _start_failure(log.held(), reason)
+                    _check_progress(server, watch, log)
                 if self._stop.wait(_POLL_S):
                     break
         except BaseException:
@@ -257,6 +262,18 @@ class Supervisor:
     def _prober(self, take_states: Callable[[Iterable[VersionState]], None] = lambda _: None) -> Prober:
         metadata = grpc_metadata(self._plan.control_key)
         return Prober(self._plan.grpc_address, self._plan.models, PROBE_TIMEOUT_S, metadata, take_states)
+
+
+def _check_progress(server: ServerProcess, watch: StartWatch, log: ServerLog) -> None:
+    """Look at a starting server; raise a StartupError if it has failed although it still runs."""
+    try:
+        sight = server.start_sight()
+    except OSError:
+        # This process has no descriptor for it now; the next look comes soon.
+        return
+    reason = watch.take(sight, time.monotonic())
+    if reason is not None:
+        raise _start_failure(log.held(), reason)
 
 
 def _start_failure(lines: Sequence[str], otherwise: str) -> StartupError:
