@@ -27,6 +27,7 @@ ORDER_TERMINATE = b"t"
 ORDER_KILL = b"k"
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
 _CHECK_S = 0.2
 _LOOK_AT_MEMORY_S = 1.0
 _MAPPED_AFTER_S = 10.0
@@ -58,6 +59,7 @@ class Guard:
         """
         next_look_s = 0.0
         while self._server.poll() is None:
+            self._reap_orphans()
             if time.monotonic() >= next_look_s:
                 self._look_at_new_memory()
                 next_look_s = time.monotonic() + _LOOK_AT_MEMORY_S
@@ -75,15 +77,34 @@ class Guard:
         """Kill what is left of the process group, remove its files, and return the server's exit code."""
         self._look_at_memory()
         deadline_s = time.monotonic() + _GROUP_END_S
-        while process_group(self._server.pid) and time.monotonic() < deadline_s:
+        while self._has_processes() and time.monotonic() < deadline_s:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._server.pid, signal.SIGKILL)
             self._server.poll()
+            self._reap_orphans()
             time.sleep(0.01)
         remove_regions(self._regions)
         _remove_sockets(self._server.pid)
         code = self._server.poll()
         return 1 if code is None else code if code >= 0 else 128 - code
+
+    def _has_processes(self) -> bool:
+        """Whether a process of the group lives, or has ended as a child of this one and waits to be reaped."""
+        if process_group(self._server.pid):
+            return True
+        try:
+            os.waitid(os.P_PGID, self._server.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return False
+        return True
+
+    def _reap_orphans(self) -> None:
+        """Reap what ended after its parent did, but never the server: its exit code is for `poll`."""
+        with contextlib.suppress(ChildProcessError):
+            while ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+                if ended.si_pid == self._server.pid:
+                    return
+                os.waitpid(ended.si_pid, 0)
 
     def _look_at_new_memory(self) -> None:
         """Collect the names of new regions; each is mapped soon after it is created."""
@@ -103,6 +124,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--remove", required=True, help="directory to remove if the supervisor is gone")
     parser.add_argument("server", nargs="+", help="program and arguments")
     args = parser.parse_args(argv)
+    # The first process of a container may be the supervisor, which waits for no process but its own.
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     try:
         guard = Guard(args.server)
     except OSError as error:
