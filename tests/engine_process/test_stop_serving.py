@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,9 +12,10 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from helpers.engine_harness import RawClient, Recorder, make_request, wait_until
+from helpers.engine_harness import RawClient, Recorder, fake_command, make_request, wait_until
 from helpers.fake_engine_child import HELD_ID, REFUSED_ID, SLOW_ID, let_go
 from naiad.engine_process import EngineClient, StopNotice
+from naiad.engine_process.clients import stop_notice
 from naiad.engine_process.protocol import Ready, StopServing
 from naiad.sequence import FinishReason, GrammarKind, GrammarSpec
 
@@ -131,3 +133,56 @@ def test_no_engine_to_tell_is_no_error(tmp_path: Path) -> None:
     notice = StopNotice([tmp_path, tmp_path / "nothing"], 1.0)
     notice.send()
     notice.close()
+
+
+def test_engines_are_done_when_their_last_sequence_has_ended(
+    served: Served, make_notice: MakeNotice, socket_dir: Path
+) -> None:
+    client, recorder = served
+    client.submit([make_request(1, HELD_ID)])
+    recorder.wait_started(1)
+    notice = make_notice(600.0)
+    num_messages = len(recorder.outputs[1])
+    # It is asked again and again meanwhile, once for each of its steps at most.
+    while len(recorder.outputs[1]) < num_messages + 50:
+        notice.send()
+        assert not notice.is_done()
+    let_go(socket_dir)
+    wait_until(lambda: (notice.send(), notice.is_done())[1])
+    assert recorder.reason(1) is FinishReason.LENGTH
+
+
+def test_a_sequence_that_waits_for_its_grammar_has_not_ended(
+    served: Served, make_notice: MakeNotice, socket_dir: Path
+) -> None:
+    client, recorder = served
+    waiting = make_request(1, first_id=10)
+    held = GrammarSpec(kind=GrammarKind.REGEX, source="held")
+    waiting = replace(waiting, params=replace(waiting.params, grammar=held))
+    client.submit([waiting, make_request(2, REFUSED_ID)])
+    recorder.wait_finished(2)
+    notice = make_notice(600.0)
+    for _ in range(20):
+        notice.send()
+        assert not notice.is_done()
+        time.sleep(0.005)
+    let_go(socket_dir)
+    wait_until(lambda: (notice.send(), notice.is_done())[1])
+    assert recorder.num_finishes(1) == 1
+
+
+def test_an_engine_that_is_loading_is_not_waited_for(
+    make_notice: MakeNotice, socket_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stop_notice, "_READY_S", 0.2)
+    command = [*fake_command("never-ready"), "--socket", str(socket_dir / "llm.engine")]
+    command += ["--parent-pid", str(os.getpid()), "--model-dir", str(socket_dir)]
+    engine = subprocess.Popen(command)
+    try:
+        wait_until((socket_dir / "llm.engine").exists)
+        notice = make_notice(600.0)
+        wait_until(lambda: (notice.send(), not notice.is_done())[1])
+        wait_until(lambda: (notice.send(), notice.is_done())[1])
+    finally:
+        engine.kill()
+        engine.wait()

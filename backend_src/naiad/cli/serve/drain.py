@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import time
 import urllib.request
+from pathlib import Path
 
 from naiad.cli.console import say_if_possible
 from naiad.cli.serve.server_process import ServerProcess
@@ -33,14 +35,18 @@ def end_requests(server: ServerProcess, metrics_address: str, timeout_s: int) ->
         Whether all requests have ended.
     """
     say_if_possible(f"stopping: new requests are refused, running ones have {timeout_s} s to finish")
-    notice = StopNotice(server.runtime_directories(), timeout_s)
     deadline_s = time.monotonic() + timeout_s + _END_MARGIN_S
+    notice = StopNotice(_directories(server, deadline_s), timeout_s)
     num_idle_reads = 0
     try:
         while server.poll() is None and num_idle_reads < _NUM_IDLE_READS:
-            notice.send()
+            # This process may lack descriptors for a moment.
+            with contextlib.suppress(OSError):
+                notice.send()
             read_s = time.monotonic()
-            num_idle_reads = num_idle_reads + 1 if num_active(metrics_address) == 0 else 0
+            # The metrics miss the requests of a reloaded model as long as its old process writes them.
+            is_idle = num_active(metrics_address) == 0 and notice.is_done()
+            num_idle_reads = num_idle_reads + 1 if is_idle else 0
             if not num_idle_reads and read_s > deadline_s:
                 say_if_possible("some requests do not end: they are cut off", "warning")
                 return False
@@ -48,6 +54,15 @@ def end_requests(server: ServerProcess, metrics_address: str, timeout_s: int) ->
         return True
     finally:
         notice.close()
+
+
+def _directories(server: ServerProcess, deadline_s: float) -> list[Path]:
+    """The directories of the engines' sockets; without descriptors to look with, look again until then."""
+    while time.monotonic() < deadline_s:
+        with contextlib.suppress(OSError):
+            return server.runtime_directories()
+        time.sleep(_READ_INTERVAL_S)
+    return []
 
 
 def num_active(metrics_address: str) -> int | None:

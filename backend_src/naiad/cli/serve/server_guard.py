@@ -89,7 +89,7 @@ class Guard:
         return 1 if code is None else code if code >= 0 else 128 - code
 
     def _has_processes(self) -> bool:
-        """Whether a process of the group lives, or has ended as a child of this one and waits to be reaped."""
+        """Whether a process of the group lives, or has ended and waits for this process to reap it."""
         if process_group(self._server.pid):
             return True
         try:

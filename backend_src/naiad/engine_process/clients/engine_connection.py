@@ -22,13 +22,17 @@ class ProtocolError(ConnectionError):
 class EngineConnection:
     """One thread receives; any thread may send, one at a time."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, timeout_s: float = _SEND_TIMEOUT_S) -> None:
         """Connect.
+
+        Args:
+            path: the engine's socket.
+            timeout_s: how long this, and each send, may take.
 
         Raises:
             OSError: no process listens there.
         """
-        self._socket = connect(path, _SEND_TIMEOUT_S)
+        self._socket = connect(path, timeout_s)
         self._frames = FrameBuffer()
 
     def fileno(self) -> int:
