@@ -149,7 +149,7 @@ def test_engines_are_done_when_their_last_sequence_has_ended(
         assert not notice.is_done()
     let_go(socket_dir)
     wait_until(lambda: (notice.send(), notice.is_done())[1])
-    assert recorder.reason(1) is FinishReason.LENGTH
+    recorder.wait_finished(1)
 
 
 def test_a_sequence_that_waits_for_its_grammar_has_not_ended(
@@ -168,7 +168,7 @@ def test_a_sequence_that_waits_for_its_grammar_has_not_ended(
         time.sleep(0.005)
     let_go(socket_dir)
     wait_until(lambda: (notice.send(), notice.is_done())[1])
-    assert recorder.num_finishes(1) == 1
+    recorder.wait_finished(1)
 
 
 def test_an_engine_that_is_loading_is_not_waited_for(
