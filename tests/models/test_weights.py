@@ -10,7 +10,8 @@ from safetensors.torch import load_file, save_file
 from helpers.tiny_models import make_tiny_model
 from naiad.config import ModelConfig
 from naiad.errors import ModelError
-from naiad.models import load_model
+from naiad.models import load_model, safetensors_files
+from naiad.models.safetensors_files import SafetensorsFiles
 from naiad_kernels.linear import LoadOptions
 
 TENSOR = "model.layers.1.self_attn.k_proj.weight"
@@ -141,3 +142,41 @@ def test_an_unreadable_index_is_named(sharded_dir: Path, index: str) -> None:
     (sharded_dir / "model.safetensors.index.json").write_text(index)
     with pytest.raises(ModelError, match="has no readable weight_map"):
         load(sharded_dir)
+
+
+@pytest.fixture
+def half_read(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> SafetensorsFiles:
+    """Files of which a tensor was read, and which are opened again for the next one."""
+    monkeypatch.setattr(safetensors_files, "_MAX_MAPPED_BYTES", 0)
+    files = SafetensorsFiles(model_dir)
+    files.take("model.norm.weight")
+    return files
+
+
+def test_a_file_that_is_opened_again_is_read_on(half_read: SafetensorsFiles, model_dir: Path) -> None:
+    stored = load_file(model_dir / "model.safetensors")
+    assert torch.equal(half_read.take(TENSOR)[1], stored[TENSOR])
+
+
+def test_a_file_that_was_replaced_while_it_was_read_is_refused(
+    half_read: SafetensorsFiles, model_dir: Path, tmp_path: Path
+) -> None:
+    """Its names and shapes are the same, so nothing else would tell."""
+    tensors = {name: tensor + 1 for name, tensor in load_file(model_dir / "model.safetensors").items()}
+    save_file(tensors, tmp_path / "new")
+    (tmp_path / "new").replace(model_dir / "model.safetensors")
+    with pytest.raises(ModelError, match=r"^model\.safetensors was changed while it was read"):
+        half_read.take(TENSOR)
+
+
+@pytest.mark.parametrize("kept_bytes", [None, 4, 200])
+def test_a_file_that_is_removed_or_cut_while_it_is_read_is_named(
+    half_read: SafetensorsFiles, model_dir: Path, kept_bytes: int | None
+) -> None:
+    path = model_dir / "model.safetensors"
+    data = path.read_bytes()[:kept_bytes]
+    path.unlink()
+    if kept_bytes is not None:
+        path.write_bytes(data)
+    with pytest.raises(ModelError, match=rf"^model\.safetensors: tensor '{TENSOR}' can not be read: "):
+        half_read.take(TENSOR)

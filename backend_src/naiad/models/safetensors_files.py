@@ -11,6 +11,7 @@ from safetensors import SafetensorError, safe_open
 
 from naiad.config.checkpoint_json import parse_json
 from naiad.errors import ModelError
+from naiad.file_identity import FileIdentity
 
 _SINGLE_FILE = "model.safetensors"
 _INDEX_FILE = "model.safetensors.index.json"
@@ -33,6 +34,7 @@ class SafetensorsFiles:
         self._directory = Path(directory)
         self._file_of: dict[str, str] = {}
         self._files: dict[str, Any] = {}
+        self._opened: dict[str, FileIdentity] = {}
         self._num_read: Counter[str] = Counter()
         index = self._read_index()
         for name in sorted(set(index.values())) if index is not None else [self._single_file()]:
@@ -46,14 +48,17 @@ class SafetensorsFiles:
         return name in self._file_of
 
     def take(self, name: str) -> tuple[str, torch.Tensor]:
-        """Read a tensor in place; see `TensorFiles`."""
+        """Read a tensor in place; see `TensorFiles`.
+
+        Raises:
+            ModelError: there is no such tensor, it cannot be read, or its file was changed meanwhile.
+        """
         file = self._file_of.pop(name, None)
         if file is None:
             raise ModelError(f"{', '.join(sorted(self._files))}: tensor {name!r} is missing")
-        if self._num_read[file] > _MAX_MAPPED_BYTES:
-            self._files[file] = safe_open(self._directory / file, framework="pt", device="cpu")
-            self._num_read[file] = 0
         try:
+            if self._num_read[file] > _MAX_MAPPED_BYTES:
+                self._open_again(file)
             tensor: torch.Tensor = self._files[file].get_tensor(name)
         except (SafetensorError, OSError, RuntimeError, ValueError) as error:
             raise ModelError(f"{file}: tensor {name!r} can not be read: {error}") from error
@@ -106,6 +111,8 @@ class SafetensorsFiles:
         if not path.is_file():
             raise ModelError(f"{name} is missing: {_INDEX_FILE} lists it as a shard")
         try:
+            # Before it is opened: a file that replaces it in between is another one when it is opened again.
+            self._opened[name] = FileIdentity.of(path)
             file = safe_open(path, framework="pt", device="cpu")
             names: list[str] = list(file.keys())  # type: ignore[no-untyped-call]
         except (SafetensorError, OSError, ValueError) as error:
@@ -115,3 +122,10 @@ class SafetensorsFiles:
                 raise ModelError(f"{name}: tensor {tensor!r} is also in {self._file_of[tensor]}")
             self._file_of[tensor] = name
         self._files[name] = file
+
+    def _open_again(self, name: str) -> None:
+        path = self._directory / name
+        self._files[name] = safe_open(path, framework="pt", device="cpu")
+        if FileIdentity.of(path) != self._opened[name]:
+            raise ModelError(f"{name} was changed while it was read: load the model again")
+        self._num_read[name] = 0
