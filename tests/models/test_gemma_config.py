@@ -65,6 +65,13 @@ def test_every_sixth_layer_of_gemma_3_has_no_window() -> None:
     assert config.final_soft_cap == 0
 
 
+@pytest.mark.parametrize("window", [32769, 2**31, 2**32 + 16])
+def test_a_window_wider_than_the_context_is_as_wide_as_it(window: int) -> None:
+    """Kernels have 32 bits for a window, so wider ones would become others without a word."""
+    config = parse(GEMMA_3, sliding_window=window)
+    assert [spec.window for spec in config.attention[4:6]] == [32768, 0]
+
+
 def test_layers_of_gemma_3_have_the_rope_of_their_kind() -> None:
     config = parse(GEMMA_3, rope_scaling=LINEAR)
     scale = 256**-0.5

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from helpers.native_tapes import run_records, tables_of
 from naiad_kernels.embedding import embedding
 from naiad_kernels.linear import linear, prepare_linear
-from naiad_kernels.native.library import Team
+from naiad_kernels.native.library import Kind, Record, Team
 from naiad_kernels.native.panels import NativeWeight
 from naiad_kernels.native.recorder import TapeRecorder, TracedGroup
 from naiad_kernels.paged_attention import paged_attention
@@ -100,6 +100,31 @@ def test_what_has_no_record_is_named() -> None:
     ):
         with pytest.raises(NotRecordableError, match=f"{name}.* has no record"):
             attempt()
+
+
+@pytest.mark.parametrize("window", [2**31, 2**32 + 16, -1])
+def test_a_window_that_a_record_cannot_hold_is_not_recorded(window: int) -> None:
+    """It would be another one in the kernels: -2**31, and 16."""
+    recorder = cast(Any, TapeRecorder())
+    cache = LayerCache(torch.zeros(3, 2, 16, 8), torch.zeros(3, 2, 16, 8))
+    with pytest.raises(AssertionError, match=str(window)):
+        paged_attention(recorder.rows(32), cache, cast(Any, TracedGroup(0, window)))
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ({"num_heads": 2**32}, "num_heads = 4294967296 does not fit"),
+        ({"group": -(2**31) - 1}, "group = -2147483649 does not fit"),
+        ({"num_rows": 2**63}, "num_rows = 9223372036854775808 does not fit"),
+        ({"soft_cap": 1e39}, r"soft_cap = 1e\+39 is beyond float32"),
+    ],
+)
+def test_a_record_has_the_numbers_that_it_was_made_of(fields: dict[str, float], problem: str) -> None:
+    with pytest.raises(AssertionError, match=problem):
+        Record(kind=Kind.ATTENTION, **fields)
+    least = Record(kind=Kind.ATTENTION, num_heads=2**31 - 1, group=-(2**31), factor=0.1)
+    assert (least.num_heads, least.group) == (2**31 - 1, -(2**31))
 
 
 def test_the_sums_of_a_gated_product_cannot_be_used_twice() -> None:

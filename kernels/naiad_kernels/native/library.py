@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import threading
 from collections.abc import Sequence
 from ctypes import POINTER, c_float, c_int32, c_int64, c_void_p
 from enum import IntEnum
 from pathlib import Path
+from typing import Any
 
 
 class Kind(IntEnum):
@@ -109,6 +111,22 @@ class Record(ctypes.Structure):
         ("matrix", Matrix),
         ("cache", Cache),
     )
+
+    def __init__(self, **fields: Any) -> None:
+        """Make a record; fields that are not named are zero.
+
+        ctypes cuts numbers to the width of their fields silently, so each is compared with what is kept.
+
+        Raises:
+            AssertionError: a whole number has more than 32 or 64 bits, or a float is beyond float32.
+        """
+        super().__init__(**fields)
+        for name, value in fields.items():
+            kept = getattr(self, name)
+            if isinstance(kept, int):
+                assert kept == value, f"{name} = {value} does not fit into a record"
+            elif isinstance(kept, float):
+                assert math.isfinite(kept) or not math.isfinite(value), f"{name} = {value} is beyond float32"
 
 
 class Buffer(ctypes.Structure):

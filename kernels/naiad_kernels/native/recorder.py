@@ -274,6 +274,7 @@ class TapeRecorder:
     ) -> TracedRows:
         num_kv_heads, head_dim = cache.key.shape[1], cache.key.shape[3]
         assert query.width % (num_kv_heads * head_dim) == 0, (query.width, cache.key.shape)
+        assert plan.window >= 0, plan.window
         factor = float(head_dim**-0.5) if scale is None else scale
         if not factor > 0:
             raise NotRecordableError(f"paged_attention with a scale of {factor}, not above 0, has no record")

@@ -100,7 +100,8 @@ def _specs(config: Json, architecture: str, max_positions: int, kinds: set[str])
     soft_cap = _soft_cap(config, "attn_logit_softcapping")
     windows = {_FULL: 0}
     if _SLIDING in kinds:
-        windows[_SLIDING] = positive_int(config, "sliding_window")
+        # No token has more tokens before it. Kernels have 32 bits for a window.
+        windows[_SLIDING] = min(positive_int(config, "sliding_window"), max_positions)
     return {
         kind: AttentionSpec(scale=scale, window=windows[kind], soft_cap=soft_cap, rope=ropes[kind])
         for kind in kinds
