@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 import os
+import platform
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -15,6 +19,7 @@ import pytest
 from naiad_kernels.native import build, cache
 from naiad_kernels.native.build import BuildError, compiler, load
 from naiad_kernels.native.cache import LibraryCache
+from naiad_kernels.native.library import Library
 from naiad_kernels.native.variants import Variant
 
 
@@ -113,6 +118,81 @@ def test_a_damaged_library_is_compiled_again(small: Variant, fake: FakeCompiler,
     load(small)
     assert fake.num_compiled == 2
     assert len(library.read_bytes()) > len(damage)
+
+
+@pytest.fixture
+def afresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Let every load read its file: the system does not open a path again that this process has loaded."""
+    numbers = itertools.count()
+
+    def load_copy(path: Path) -> Library:
+        return Library(Path(shutil.copyfile(path, tmp_path / f"{next(numbers)}.so")))
+
+    monkeypatch.setattr(build, "Library", load_copy)
+
+
+def spoil(library: Path) -> None:
+    """Replace a library by a whole file that cannot be loaded, as one for another C library is."""
+    data = b"of another machine"
+    library.write_bytes(data)
+    library.with_suffix(".sha256").write_text(hashlib.sha256(data).hexdigest())
+
+
+@pytest.mark.usefixtures("afresh")
+def test_a_library_that_cannot_be_loaded_here_is_compiled_again(small: Variant, fake: FakeCompiler) -> None:
+    load(small)
+    (library,) = libraries()
+    spoil(library)
+    for _ in range(2):
+        load(small)
+    assert fake.num_compiled == 2
+
+
+@pytest.mark.usefixtures("afresh")
+def test_a_library_that_cannot_be_loaded_here_is_passed_over_without_a_compiler(
+    small: Variant, fake: FakeCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load(small)
+    (good,) = libraries()
+    os.utime(good, (1, 1))
+    fake.path.write_text(fake.path.read_text().replace("echo 1", "echo 2"))
+    load(small)
+    (other,) = set(libraries()) - {good}
+    spoil(other)
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    load(small)
+    good.unlink()
+    with pytest.raises(BuildError, match=r"no C\+\+ compiler is installed"):
+        load(small)
+
+
+def test_what_cannot_be_loaded_as_soon_as_it_is_compiled_is_not_compiled_again(
+    small: Variant, fake: FakeCompiler, small_library: Path
+) -> None:
+    fake.path.write_text(fake.path.read_text().replace(f"cp {small_library}", "echo nothing >"))
+    with pytest.raises(BuildError, match="cannot be compiled or loaded"):
+        load(small)
+    assert fake.num_compiled == 1
+
+
+def test_another_c_library_is_another_library(
+    small: Variant, fake: FakeCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load(small)
+    monkeypatch.setattr(platform, "libc_ver", lambda: ("glibc", "2.0"))
+    load(small)
+    assert fake.num_compiled == len(libraries()) == 2
+
+
+def test_the_compiler_behind_another_program_counts(
+    small: Variant, fake: FakeCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in `CXX="ccache g++"`."""
+    monkeypatch.setenv("CXX", f"env {fake.path}")
+    load(small)
+    fake.path.write_text(fake.path.read_text().replace("echo 1", "echo 2"))
+    load(small)
+    assert fake.num_compiled == len(libraries()) == 2
 
 
 def test_the_libraries_used_last_are_kept(

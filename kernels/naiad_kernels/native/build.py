@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import os
+import platform
 import shlex
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from naiad_kernels.native.cache import LibraryCache
@@ -61,8 +61,7 @@ def load(variant: Variant, extra_flags: Sequence[str] = ()) -> Library:
         prebuilt = PREBUILT_DIR / f"{name}.so"
         if prebuilt.exists():
             return Library(prebuilt)
-        with _compiled(name, flags) as path:
-            return Library(path)
+        return _compiled(name, flags)
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         raise BuildError(f"the native kernels cannot be compiled or loaded: {error}") from error
 
@@ -125,35 +124,35 @@ def _run(command: Sequence[str]) -> None:
         raise BuildError(f"{command[0]} failed: {run.stderr.strip()[-2000:]}")
 
 
-@contextmanager
-def _compiled(name: str, flags: Sequence[str]) -> Iterator[Path]:
-    """The path of a library until it is loaded: in the cache, or in a directory that is then removed."""
+def _compiled(name: str, flags: Sequence[str]) -> Library:
+    """Load a library from the cache, or compile it there, or in a directory that is then removed."""
     cache = LibraryCache.of_user()
     try:
         command = compiler()
     except NoCompilerError:
-        with cache.found(f"{name}-*") if cache else nullcontext() as path:
-            if path is None:
-                raise
-            yield path
-        return
-    name = f"{name}-{_compiler_digest(command)}"
-    with cache.found(name) if cache else nullcontext() as path:
-        if path is not None:
-            yield path
-            return
+        found = cache.load(f"{name}-*", Library) if cache else None
+        if found is None:
+            raise
+        return found
+    name = f"{name}-{_toolchain_digest(command)}"
+    found = cache.load(name, Library) if cache else None
+    if found is not None:
+        return found
     command += flags
     if cache is not None and cache.is_writable:
-        with cache.added(name, lambda path: compile_library(command, path)) as path:
-            yield path
-        return
+        return cache.add(name, lambda path: compile_library(command, path), Library)
     with tempfile.TemporaryDirectory(prefix="naiad-native-") as temporary:
         path = Path(temporary) / f"{name}.so"
         compile_library(command, path)
-        yield path
+        return Library(path)
 
 
-def _compiler_digest(command: Sequence[str]) -> str:
-    """Return a digest of the compiler and its options, which decide the result besides sources and flags."""
-    run = subprocess.run([command[0], "--version"], capture_output=True, timeout=_TIMEOUT_S, check=False)
-    return hashlib.sha256(run.stdout + "\0".join(command).encode()).hexdigest()[:16]
+def _toolchain_digest(command: Sequence[str]) -> str:
+    """Return a digest of what decides the result besides sources and flags.
+
+    That is the compiler, which `command` may name after a program that calls it, its options, and the C
+    library that the result is linked with.
+    """
+    run = subprocess.run([*command, "--version"], capture_output=True, timeout=_TIMEOUT_S, check=False)
+    words = [*command, *platform.libc_ver()]
+    return hashlib.sha256(run.stdout + "\0".join(words).encode()).hexdigest()[:16]

@@ -10,9 +10,11 @@ import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TypeVar
 
 from naiad_kernels.native.private_folder import cache_path
 
+_Loaded = TypeVar("_Loaded")
 # Some versions of the sources, each in some variants.
 MOST_LIBRARIES = 24
 
@@ -43,34 +45,47 @@ class LibraryCache:
         except (OSError, RuntimeError):
             return None
 
-    @contextmanager
-    def found(self, pattern: str) -> Iterator[Path | None]:
-        """The library of that name that was used last; None if there is none, or only damaged ones.
+    def load(self, pattern: str, load: Callable[[Path], _Loaded]) -> _Loaded | None:
+        """Load the library of that name that was used last.
+
+        A home directory may have been shared with a machine of older or newer system libraries, so one that
+        cannot be loaded is passed over, as a damaged one is.
 
         Args:
             pattern: its name without a suffix, as a glob pattern.
+            load: loads the library at a path; raises `OSError` if it cannot be loaded.
+
+        Returns:
+            What `load` returns; None if there is no such library.
         """
         with self._locked(fcntl.LOCK_SH):
-            path = next(filter(_is_whole, self._by_last_use(pattern)), None)
-            if path is not None:
+            for path in filter(_is_whole, self._by_last_use(pattern)):
                 with suppress(OSError):
-                    os.utime(path)
-            yield path
+                    loaded = load(path)
+                    with suppress(OSError):
+                        os.utime(path)
+                    return loaded
+        return None
 
-    @contextmanager
-    def added(self, name: str, build: Callable[[Path], None]) -> Iterator[Path]:
-        """The library of that name, built if no other process was faster; then the oldest ones are removed.
+    def add(self, name: str, build: Callable[[Path], None], load: Callable[[Path], _Loaded]) -> _Loaded:
+        """Load the library of that name, built if no other process was faster; then remove the oldest ones.
 
         Args:
             name: its name without a suffix.
             build: writes the library to a path.
+            load: loads the library at a path; raises `OSError` if it cannot be loaded.
+
+        Raises:
+            OSError: the library cannot be written, or not be loaded as soon as it is built.
         """
         with self._locked(fcntl.LOCK_EX):
             path = self.folder / f"{name}.so"
-            if not _is_whole(path):
-                self._add(path, build)
-                self._remove_oldest()
-            yield path
+            if _is_whole(path):
+                with suppress(OSError):
+                    return load(path)
+            self._add(path, build)
+            self._remove_oldest()
+            return load(path)
 
     def _add(self, path: Path, build: Callable[[Path], None]) -> None:
         """Build beside the library's place and put it there in one move, and its checksum after it."""
