@@ -182,6 +182,7 @@ _REFUSALS = {
     4: "a block table is too short for its sequence",
     5: "a bitmask of allowed tokens is shorter than the vocabulary",
 }
+_NO_MEMORY = 6
 
 
 class Library:
@@ -242,11 +243,14 @@ class Library:
 
         Raises:
             ValueError: the step names something that is not there; nothing has been computed.
+            MemoryError: there is no memory for what the kernels need; nothing has been computed.
         """
         with team.lock:
             refusal = self._c.naiad_run(
                 team.handle, records, len(records), buffers, ctypes.byref(step), nanoseconds
             )
+        if refusal == _NO_MEMORY:
+            raise MemoryError(f"there is no memory for the native kernels' step of {step.num_tokens} tokens")
         if refusal:
             raise ValueError(_REFUSALS[refusal])
 

@@ -86,6 +86,7 @@ class Tape:
 
         Raises:
             ValueError: the step names a token, a position or a block that does not exist.
+            MemoryError: there is no memory for the step.
         """
         self._reserve(num_tokens)
         for place, rows in zip(self._inputs, inputs, strict=True):

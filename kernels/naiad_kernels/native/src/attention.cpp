@@ -180,9 +180,9 @@ void attend(const NaiadRecord& record, const Run& run, Member& member) {
   const Tiling tiling(record, *run.step, Strips::kMostRows, member.size);
   const Sharing sharing(tiling, member.size);
   const int64_t head_dim = record.cache.head_dim, floats = Partial::floats(tiling.tile_rows, head_dim);
-  const int64_t own_bytes = floats * static_cast<int64_t>(sizeof(float));
-  char* memory = run.own[member.index].get<char>(own_bytes + Attention<Strips>::bytes(record));
-  Attention<Strips> attention(record, run, tiling, memory + own_bytes);
+  const int64_t partial_bytes = floats * static_cast<int64_t>(sizeof(float));
+  char* memory = run.own[member.index].get<char>(partial_bytes + Attention<Strips>::bytes(record));
+  Attention<Strips> attention(record, run, tiling, memory + partial_bytes);
   const auto partial_at = [&](float* memory) { return Partial(memory, tiling.tile_rows, head_dim); };
   if (!sharing.by_splits) {
     const Partial whole = partial_at(reinterpret_cast<float*>(memory));
@@ -223,6 +223,28 @@ int64_t shared_bytes(const NaiadRecord& record, const NaiadStep& step, int64_t n
          static_cast<int64_t>(sizeof(float));
 }
 
+// With the largest tile.
+template <class Strips>
+int64_t own_bytes(const NaiadRecord& record) {
+  const int64_t floats = Partial::floats(kMostStrips * Strips::kMostRows, record.cache.head_dim);
+  return floats * static_cast<int64_t>(sizeof(float)) + Attention<Strips>::bytes(record);
+}
+
+template <class T>
+struct Of {
+  using Strips = T;
+};
+
+// Calls `work` with `Of` the strips that compute a record.
+template <class Work>
+auto with_strips(const NaiadRecord& record, const Work& work) {
+  const bool is_rounded = record.cache.element == NAIAD_BFLOAT16, has_codes = record.cache.key_scales != nullptr;
+  if (is_rounded && has_codes) return work(Of<CodedStrips<RoundedStrips>>());
+  if (is_rounded) return work(Of<RoundedStrips>());
+  if (has_codes) return work(Of<CodedStrips<VectorStrips<float>>>());
+  return work(Of<VectorStrips<float>>());
+}
+
 }  // namespace
 
 bool attention_takes_tiles(const NaiadRecord& record) { return kHasTiles && record.cache.element == NAIAD_BFLOAT16; }
@@ -232,16 +254,12 @@ int64_t attention_shared_bytes(const NaiadRecord& record, const NaiadStep& step,
   return shared_bytes<VectorStrips<float>>(record, step, num_members);
 }
 
+int64_t attention_own_bytes(const NaiadRecord& record) {
+  return with_strips(record, [&](auto of) { return own_bytes<typename decltype(of)::Strips>(record); });
+}
+
 void attention(const NaiadRecord& record, const Run& run, Member& member) {
-  const bool is_rounded = record.cache.element == NAIAD_BFLOAT16, has_codes = record.cache.key_scales != nullptr;
-  if (is_rounded && has_codes)
-    attend<CodedStrips<RoundedStrips>>(record, run, member);
-  else if (is_rounded)
-    attend<RoundedStrips>(record, run, member);
-  else if (has_codes)
-    attend<CodedStrips<VectorStrips<float>>>(record, run, member);
-  else
-    attend<VectorStrips<float>>(record, run, member);
+  with_strips(record, [&](auto of) { attend<typename decltype(of)::Strips>(record, run, member); });
 }
 
 }  // namespace naiad

@@ -223,10 +223,14 @@ double threshold_among(const Row& row, const Candidates& found, double mass) {
   return row.top_p < 1 ? std::max(threshold, last_needed(row, found.tokens, end, row.top_p * mass)) : threshold;
 }
 
+// Of a row's candidates, and a float for each of its groups.
+int64_t filter_bytes(int64_t width) {
+  return width * static_cast<int64_t>(sizeof(Candidate)) + groups_of(width) * static_cast<int64_t>(sizeof(float));
+}
+
 int64_t draw_filtered(const Row& row, const float* maxima, double mass, Scratch& own) {
   const int64_t num_groups = groups_of(row.width);
-  Candidate* tokens = reinterpret_cast<Candidate*>(own.get<char>(row.width * static_cast<int64_t>(sizeof(Candidate)) +
-                                                                 num_groups * static_cast<int64_t>(sizeof(float))));
+  Candidate* tokens = reinterpret_cast<Candidate*>(own.get<char>(filter_bytes(row.width)));
   Candidates found{tokens, 0, kLowestFinite};
   double threshold = 0;
   for (const int64_t wanted : {row.top_k > 0 ? row.top_k : kWanted, num_groups, kAll}) {
@@ -284,6 +288,10 @@ bool is_drawn(const NaiadStep& step, int64_t token) {
 
 int64_t draw_tokens_shared_bytes(const NaiadRecord& record, const NaiadStep& step, int64_t num_members) {
   return step.draws ? Shared(step.num_tokens, num_members, record.width).num_bytes : 0;
+}
+
+int64_t draw_tokens_own_bytes(const NaiadRecord& record, const NaiadStep& step) {
+  return step.draws ? filter_bytes(record.width) : 0;
 }
 
 void draw_tokens(const NaiadRecord& record, const Run& run, Member& member) {

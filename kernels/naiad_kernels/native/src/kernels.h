@@ -8,18 +8,29 @@
 
 namespace naiad {
 
-// Memory of one member that outlives a record; grows to the largest that was asked for.
+// Memory that outlives a record; grows to the largest that was asked for.
 class Scratch {
  public:
+  // Let `get` find so many bytes without asking for memory. What was there is lost. The memory is not touched: that is
+  // left to the thread that uses it. Throws std::bad_alloc.
+  void reserve(int64_t count) {
+    const size_t bytes = static_cast<size_t>(count) + kAlignment;
+    if (memory_.capacity() >= bytes) return;
+    memory_ = std::vector<char>();
+    memory_.reserve(bytes);
+  }
+
   template <class T>
   T* get(int64_t count) {
-    const size_t bytes = static_cast<size_t>(count) * sizeof(T) + 64;
+    const size_t bytes = static_cast<size_t>(count) * sizeof(T) + kAlignment;
     if (memory_.size() < bytes) memory_.resize(bytes);
     const uintptr_t address = reinterpret_cast<uintptr_t>(memory_.data());
-    return reinterpret_cast<T*>((address + 63) & ~static_cast<uintptr_t>(63));
+    return reinterpret_cast<T*>((address + kAlignment - 1) & ~static_cast<uintptr_t>(kAlignment - 1));
   }
 
  private:
+  static constexpr size_t kAlignment = 64;
+
   std::vector<char> memory_;
 };
 
@@ -69,5 +80,12 @@ int64_t linear_shared_bytes(const NaiadRecord& record, const NaiadStep& step);
 int64_t attention_shared_bytes(const NaiadRecord& record, const NaiadStep& step, int64_t num_members);
 int64_t best_tokens_shared_bytes(const NaiadStep& step, int64_t num_members);
 int64_t draw_tokens_shared_bytes(const NaiadRecord& record, const NaiadStep& step, int64_t num_members);
+
+// Bytes of each member's `Run::own` that a record needs in this step at most. Members have no way to say that there is
+// no memory, so all of it is there before they begin.
+int64_t linear_own_bytes(const NaiadRecord& record, const NaiadStep& step);
+int64_t rotary_store_own_bytes(const NaiadRecord& record);
+int64_t attention_own_bytes(const NaiadRecord& record);
+int64_t draw_tokens_own_bytes(const NaiadRecord& record, const NaiadStep& step);
 
 }  // namespace naiad

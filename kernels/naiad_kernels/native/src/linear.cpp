@@ -346,10 +346,8 @@ Rows<Product> rounded_rows(const NaiadRecord& record, const Run& run, Member& me
   return {rounded, width};
 }
 
-}  // namespace
-
-int64_t linear_shared_bytes(const NaiadRecord& record, const NaiadStep& step) {
-  if (step.num_tokens <= kRowsRoundedAlone) return 0;
+// Of all of a step's inputs; 0 for products that read floats.
+int64_t rounded_bytes(const NaiadRecord& record, const NaiadStep& step) {
   switch (record.matrix.product) {
     case NAIAD_BF16_BY_BF16:
       return step.num_tokens * inputs_of_row<RoundedByBf16>(record) * static_cast<int64_t>(sizeof(uint16_t));
@@ -359,6 +357,16 @@ int64_t linear_shared_bytes(const NaiadRecord& record, const NaiadStep& step) {
       return step.num_tokens * inputs_of_row<RoundedByInt8>(record) * static_cast<int64_t>(sizeof(RoundedInputs));
     default: return 0;
   }
+}
+
+}  // namespace
+
+int64_t linear_shared_bytes(const NaiadRecord& record, const NaiadStep& step) {
+  return step.num_tokens > kRowsRoundedAlone ? rounded_bytes(record, step) : 0;
+}
+
+int64_t linear_own_bytes(const NaiadRecord& record, const NaiadStep& step) {
+  return step.num_tokens > kRowsRoundedAlone ? 0 : rounded_bytes(record, step);
 }
 
 bool linear_takes_tiles(const NaiadRecord& record) {

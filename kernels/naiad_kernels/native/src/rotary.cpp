@@ -29,13 +29,16 @@ void rotate(const float* in, const float* angles, float* out, int64_t head_dim) 
   }
 }
 
+// One head, normed and then rotated.
+int64_t num_own_floats(const NaiadRecord& record) { return 2 * record.cache.head_dim; }
+
 template <class Element>
 void rotate_and_store(const NaiadRecord& record, const Run& run, Member& member) {
   const NaiadStep& step = *run.step;
   const CacheView<Element> cache(record.cache);
   const int64_t head_dim = record.cache.head_dim, num_kv_heads = record.cache.num_kv_heads;
   const int64_t num_heads = record.num_heads, heads_per_kv = num_heads / num_kv_heads;
-  float* head = run.own[member.index].get<float>(2 * head_dim);
+  float* head = run.own[member.index].get<float>(num_own_floats(record));
   float* rotated = head + head_dim;
   int64_t first, end, seq = 0;
   member.share(step.num_tokens * num_kv_heads, first, end);
@@ -65,6 +68,10 @@ void rotate_and_store(const NaiadRecord& record, const Run& run, Member& member)
 }
 
 }  // namespace
+
+int64_t rotary_store_own_bytes(const NaiadRecord& record) {
+  return num_own_floats(record) * static_cast<int64_t>(sizeof(float));
+}
 
 void angles(const NaiadRecord& record, const Run& run, Member& member) {
   const int64_t half = record.width / 2;

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <chrono>
 #include <exception>
+#include <functional>
 
 #include "kernels.h"
 #include "tiles.h"
@@ -18,7 +19,15 @@ struct NaiadTeam {
 namespace naiad {
 namespace {
 
-enum Refusal : int { kFine = 0, kTokenId = 1, kPosition = 2, kBlockId = 3, kShortTable = 4, kShortMask = 5 };
+enum Refusal : int {
+  kFine = 0,
+  kTokenId = 1,
+  kPosition = 2,
+  kBlockId = 3,
+  kShortTable = 4,
+  kShortMask = 5,
+  kNoMemory = 6
+};
 
 Refusal check_token_ids(const NaiadRecord& record, const NaiadStep& step) {
   for (int64_t token = 0; token < step.num_tokens; token++)
@@ -87,6 +96,31 @@ int64_t shared_bytes(const NaiadRecord& record, const NaiadStep& step, int64_t n
   return 0;
 }
 
+int64_t own_bytes(const NaiadRecord& record, const NaiadStep& step) {
+  if (record.kind == NAIAD_LINEAR) return linear_own_bytes(record, step);
+  if (record.kind == NAIAD_ROTARY_STORE) return rotary_store_own_bytes(record);
+  if (record.kind == NAIAD_ATTENTION) return attention_own_bytes(record);
+  if (record.kind == NAIAD_DRAW_TOKENS) return draw_tokens_own_bytes(record, step);
+  return 0;
+}
+
+// Have all memory that the records need: members cannot do without it once they have begun.
+Refusal reserve(NaiadTeam& team, const NaiadRecord* records, int64_t num_records, const NaiadStep& step) {
+  const int64_t num_members = team.team.size();
+  int64_t shared = 0, own = 0;
+  for (const NaiadRecord* record = records; record < records + num_records; record++) {
+    shared = std::max(shared, shared_bytes(*record, step, num_members));
+    own = std::max(own, own_bytes(*record, step));
+  }
+  try {
+    team.shared.get<char>(shared);
+    for (int64_t index = 0; index < num_members; index++) team.own[static_cast<size_t>(index)].reserve(own);
+  } catch (const std::exception&) {
+    return kNoMemory;
+  }
+  return kFine;
+}
+
 bool takes_tiles(const NaiadRecord* records, int64_t num_records) {
   return std::any_of(records, records + num_records, [](const NaiadRecord& record) {
     if (record.kind == NAIAD_ATTENTION) return attention_takes_tiles(record);
@@ -134,14 +168,11 @@ void naiad_team_lose_member(NaiadTeam* team) { team->team.lose_member(); }
 int naiad_run(NaiadTeam* team, const NaiadRecord* records, int64_t num_records, const NaiadBuffer* buffers,
               const NaiadStep* step, int64_t* nanoseconds) {
   if (const naiad::Refusal refusal = naiad::check(records, num_records, *step)) return refusal;
-  int64_t bytes = 0;
-  for (const NaiadRecord* record = records; record < records + num_records; record++)
-    bytes = std::max(bytes, naiad::shared_bytes(*record, *step, team->team.size()));
-  team->shared.get<char>(bytes);
+  if (const naiad::Refusal refusal = naiad::reserve(*team, records, num_records, *step)) return refusal;
   const naiad::Run run{buffers, step, &team->shared, team->own.data()};
   const int64_t num_tile_rows = naiad::takes_tiles(records, num_records) ? step->num_tokens : 0;
   using Clock = std::chrono::steady_clock;
-  team->team.run([&](naiad::Member& member) {
+  const auto work = [&](naiad::Member& member) {
     const naiad::TileSession tiles(num_tile_rows);
     for (int64_t index = 0; index < num_records; index++) {
       const bool is_timed = nanoseconds && member.index == 0;
@@ -150,7 +181,9 @@ int naiad_run(NaiadTeam* team, const NaiadRecord* records, int64_t num_records, 
       if (index + 1 < num_records) member.barrier();
       if (is_timed) nanoseconds[index] += std::chrono::nanoseconds(Clock::now() - start).count();
     }
-  });
+  };
+  // A reference, for which `std::function` asks for no memory.
+  team->team.run(std::cref(work));
   return 0;
 }
 

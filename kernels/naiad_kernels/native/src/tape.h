@@ -154,8 +154,8 @@ NAIAD_API void naiad_team_lose_member(NaiadTeam* team);
 // Run records one after the other.
 //
 // Returns 0, or: 1 a token id is outside its table, 2 a sequence's positions do not follow each other from 0
-// on, 3 a block id is outside its cache, 4 a block table is too short, 5 a bitmask is shorter than the rows. Nothing
-// has been computed then.
+// on, 3 a block id is outside its cache, 4 a block table is too short, 5 a bitmask is shorter than the rows, 6 there
+// is no memory for what the kernels need beside the buffers. Nothing has been computed then.
 //
 // `nanoseconds`: null, or [num_records]: the time until each record's barrier is added to them.
 NAIAD_API int naiad_run(NaiadTeam* team, const NaiadRecord* records, int64_t num_records, const NaiadBuffer* buffers,
