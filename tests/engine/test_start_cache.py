@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
+from helpers.array_files import Arrays, Notes, rewrite
 from helpers.tiny_models import ARCHITECTURES, make_tiny_model
 from naiad.config import EngineConfig
 from naiad.model_runner import ModelRunner
@@ -43,3 +45,19 @@ def test_logits_are_the_same_with_and_without_the_cache(
         monkeypatch.setattr(registry, "Checkpoint", None)
         monkeypatch.setattr(packed_weights, "Checkpoint", None)
     assert plain == first == prompt_logits(tmp_path, dtype, start_cache=True)
+
+
+def test_logits_are_the_checkpoints_beside_weights_that_do_not_fit(tmp_path: Path) -> None:
+    """Native code would write the outputs of surplus panels beyond each row."""
+    make_tiny_model(tmp_path)
+    plain = prompt_logits(tmp_path, "float32", start_cache=True)
+
+    def double(arrays: Arrays, notes: Notes) -> None:
+        name = "model.layers.1.mlp.down_proj/panels"
+        arrays[name] = torch.cat([arrays[name]] * 2)
+
+    for path in tmp_path.rglob("*.weights"):
+        whole = path.read_bytes()
+        rewrite(path, double)
+        assert prompt_logits(tmp_path, "float32", start_cache=True) == plain
+        assert path.read_bytes() == whole

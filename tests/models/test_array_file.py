@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from helpers.array_files import replace_table, table_of
 from naiad.models.array_file import PAGE_BYTES, ArrayFile, ArrayFileError, ArrayWriter
 
 ARRAYS = {
@@ -90,3 +94,61 @@ def test_more_arrays_than_were_announced_are_refused(tmp_path: Path) -> None:
         writer = ArrayWriter(file, "key", PAGE_BYTES)
         with pytest.raises(OSError, match="larger than was expected"):
             writer.add("one", torch.zeros(10 * PAGE_BYTES, dtype=torch.int8))
+
+
+def lie(array: str, field: str, value: Any) -> Callable[[dict[str, Any]], None]:
+    def change(table: dict[str, Any]) -> None:
+        table["arrays"][array][field] = value
+
+    return change
+
+
+LIES: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "a negative dimension": lie("one", "shape", [-5, 7]),
+    "two negative dimensions": lie("one", "shape", [-5, -7]),
+    "a dimension of zero": lie("one", "shape", [0, 7]),
+    "too many dimensions": lie("one", "shape", [1] * 9),
+    "a shape beyond the file": lie("one", "shape", [1 << 40, 7]),
+    "a shape beyond all numbers": lie("one", "shape", [1 << 62, 1 << 62]),
+    "a shape into the next array": lie("one", "shape", [PAGE_BYTES // 4 + 1]),
+    "the last array into the table": lie("three", "shape", [4]),
+    "a place before the file": lie("one", "offset", -PAGE_BYTES),
+    "a place in the header": lie("one", "offset", 0),
+    "a place beyond the file": lie("one", "offset", 1 << 40),
+    "a place beyond all numbers": lie("one", "offset", 1 << 80),
+    "a place off the pages": lie("one", "offset", PAGE_BYTES + 4),
+    "the place of another array": lie("one", "offset", 2 * PAGE_BYTES),
+    "an unknown dtype": lie("one", "dtype", "float64"),
+    "a number as the dtype": lie("one", "dtype", 7),
+    "no arrays": lambda table: table.pop("arrays"),
+    "arrays in a list": lambda table: table.update(arrays=[]),
+    "notes that are too deep": lambda table: table.update(notes={"one": {"two": {}}}),
+}
+
+
+@pytest.mark.parametrize("change", LIES.values(), ids=LIES)
+def test_a_table_that_lies_is_refused(tmp_path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    write(tmp_path / "file")
+    table = table_of(tmp_path / "file")
+    replace_table(tmp_path / "file", json.dumps(table).encode())
+    ArrayFile(tmp_path / "file")
+    change(table)
+    replace_table(tmp_path / "file", json.dumps(table).encode())
+    with pytest.raises(ArrayFileError, match="its table"):
+        ArrayFile(tmp_path / "file")
+
+
+@pytest.mark.parametrize(
+    "table", [b"", b"{", b"[" * 100_000, b'{"key":' + b"[" * 100_000, b" " * ((16 << 20) + 1)]
+)
+def test_a_table_that_is_none_is_refused(tmp_path: Path, table: bytes) -> None:
+    write(tmp_path / "file")
+    replace_table(tmp_path / "file", table)
+    with pytest.raises(ArrayFileError, match="its table"):
+        ArrayFile(tmp_path / "file")
+
+
+def test_an_array_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    write(tmp_path / "file")
+    with pytest.raises(ArrayFileError, match="no array 'four'"):
+        ArrayFile(tmp_path / "file").array("four")

@@ -85,7 +85,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def is_reused(directory: Path, options: LoadOptions = OPTIONS["float32"]) -> bool:
-    return packed_weights.open_packed(CheckpointCache(directory), options) is not None
+    return packed_weights.from_packed(CheckpointCache(directory), options, lambda kept: kept) is not None
 
 
 def change_a_weight(model_dir: Path) -> None:

@@ -142,3 +142,12 @@ def test_the_sums_of_a_gated_product_cannot_be_used_twice() -> None:
 def test_public_ops_take_named_arguments() -> None:
     x, weight = torch.randn(2, 8), torch.ones(8)
     assert torch.equal(rms_norm(x=x, weight=weight, eps=1e-5), rms_norm(x, weight, 1e-5))
+
+
+@pytest.mark.parametrize("form", [NativeWeight.of, NativeWeight.quantised])
+def test_a_weight_with_more_panels_than_outputs(form: Any) -> None:
+    weight = form(torch.randn(32, 64), None)
+    object.__setattr__(weight, "panels", torch.cat([weight.panels] * 2))
+    recorder = TapeRecorder()
+    with pytest.raises(ValueError, match="panels are"):
+        linear(recorder.rows(64), weight)

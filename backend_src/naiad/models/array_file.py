@@ -4,7 +4,8 @@
     arrays  each at a multiple of 4,096 bytes
     table   JSON: the key of the file, and each array's name, dtype, shape and place
 
-The file knows nothing of what the arrays mean.
+The file knows nothing of what the arrays mean. It may come from anybody: whatever it says of its arrays is
+checked when it is opened.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import struct
 import warnings
 from collections.abc import Collection
 from pathlib import Path
-from typing import BinaryIO
+from typing import Annotated, BinaryIO
 
 import msgspec
 import torch
@@ -28,6 +29,8 @@ _MAGIC = b"NAIADARR"
 _VERSION = 1
 # Magic, version, offset and size of the table, SHA-256 of everything after the header.
 _HEADER = struct.Struct("<8sQQQ32s")
+# A model of a thousand layers needs a tenth of it.
+_MAX_TABLE_BYTES = 16 << 20
 _DTYPES = {
     str(each).removeprefix("torch."): each
     for each in (torch.float32, torch.bfloat16, torch.float16, torch.int8, torch.uint8, torch.int32)
@@ -41,8 +44,12 @@ class ArrayFileError(Exception):
 
 class _Array(msgspec.Struct, frozen=True):
     dtype: str
-    shape: list[int]
+    shape: Annotated[list[Annotated[int, msgspec.Meta(ge=1)]], msgspec.Meta(max_length=8)]
     offset: int
+
+    @property
+    def end(self) -> int:
+        return self.offset + math.prod(self.shape) * _DTYPES[self.dtype].itemsize
 
 
 class _Table(msgspec.Struct, frozen=True):
@@ -148,7 +155,8 @@ class ArrayFile:
 
         Raises:
             OSError: the file cannot be read.
-            ArrayFileError: it is not an array file, is incomplete, or has a damaged header or table.
+            ArrayFileError: it is not an array file, is incomplete, or has a damaged header or table; or an
+                array is not before the table, on pages of its own.
         """
         with path.open("rb") as file:
             header = file.read(_HEADER.size)
@@ -162,8 +170,11 @@ class ArrayFile:
                 raise ArrayFileError(f"its format has version {version}, not {_VERSION}")
             if os.fstat(file.fileno()).st_size != offset + size:
                 raise ArrayFileError("it is incomplete")
+            if size > _MAX_TABLE_BYTES:
+                raise ArrayFileError("its table is too large")
             file.seek(offset)
             self._table = _decode_table(file.read(size))
+            _check_places(self._table.arrays.values(), offset)
             self._memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         self._memory.madvise(mmap.MADV_WILLNEED)
         self.key = self._table.key
@@ -179,26 +190,39 @@ class ArrayFile:
         """Map an array into memory; it is read when it is used.
 
         Raises:
-            KeyError: there is no such array.
+            ArrayFileError: there is no such array.
         """
+        if name not in self.names:
+            raise ArrayFileError(f"it has no array {name!r}")
         return _array(self._memory, self._table.arrays[name])
 
     def bytes_from(self, name: str) -> torch.Tensor:
-        """The memory of an array and of all after it: `[num_bytes]`, uint8."""
+        """The memory of an array, which is there, and of all after it: `[num_bytes]`, uint8."""
         return _bytes_from(self._memory, self._table.arrays, name)
 
 
 def _decode_table(content: bytes) -> _Table:
     try:
         return msgspec.json.decode(content, type=_Table)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ArrayFileError(f"its table is damaged: {error}") from error
 
 
+def _check_places(arrays: Collection[_Array], end: int) -> None:
+    free = PAGE_BYTES
+    for array in sorted(arrays, key=lambda each: each.offset):
+        if array.dtype not in _DTYPES:
+            raise ArrayFileError("its table names a dtype that is not known")
+        if array.offset % PAGE_BYTES or array.offset < free:
+            raise ArrayFileError("its table has an array that is not on pages of its own")
+        free = array.end
+    if free > end:
+        raise ArrayFileError("its table has an array that ends beyond the file's arrays")
+
+
 def _bytes_from(memory: mmap.mmap, arrays: dict[str, _Array], name: str) -> torch.Tensor:
-    last = max(arrays.values(), key=lambda each: each.offset)
     start = arrays[name].offset
-    end = last.offset + math.prod(last.shape) * _DTYPES[last.dtype].itemsize
+    end = max(each.end for each in arrays.values())
     return _array(memory, _Array("uint8", [end - start], start))
 
 

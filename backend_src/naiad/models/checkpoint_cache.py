@@ -119,9 +119,12 @@ class CheckpointCache:
 
 
 def _is_trusted(folder: Path) -> bool:
-    """Whether only this user, the superuser or the checkpoint's owner may have written there."""
+    """Whether only this user, the superuser or the checkpoint's owner may have written there.
+
+    A link is not: a checkpoint could bring it along, and what is kept would be written wherever it leads.
+    """
     try:
-        found = folder.stat()
+        found = folder.lstat()
         owners = {0, os.getuid(), folder.parent.stat().st_uid}
     except OSError:
         return False

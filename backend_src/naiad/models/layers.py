@@ -48,7 +48,7 @@ def load_linear(
         del parts
         return prepare_linear(matrix, bias, checkpoint.options)
 
-    return weights.prepared("+".join(names), prepare)
+    return weights.prepared_linear("+".join(names), (sum(out_features), in_features), prepare)
 
 
 def load_embedding_and_head(config: ModelConfig, weights: Weights) -> tuple[TokenEmbedding, LinearWeight]:
@@ -76,8 +76,8 @@ def load_embedding_and_head(config: ModelConfig, weights: Weights) -> tuple[Toke
         checkpoint.drop("lm_head.weight")
         return _prepare_head(table, nibbles, checkpoint.options)
 
-    table = weights.prepared("model.embed_tokens", read_embedding)
-    head = weights.prepared("lm_head", prepare_head)
+    table = weights.prepared_table("model.embed_tokens", shape, read_embedding)
+    head = weights.prepared_linear("lm_head", shape, prepare_head)
     if isinstance(weights, SplitCheckpoint):
         return weights.embedding(table), head
     return WholeEmbedding(table), head

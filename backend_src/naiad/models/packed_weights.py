@@ -2,19 +2,21 @@
 
 At the first start a model takes its weights from a `PackingCheckpoint`, which writes each into the file and
 gives it out from there. At later starts a `PackedCheckpoint` gives them out without the checkpoint.
+
+A checkpoint may bring such a file along, from whoever made it. So the file decides about numbers alone, as
+the checkpoint does: shapes come from the configuration, and what does not fit is packed anew.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import hashlib
 import logging
 import shutil
 from collections.abc import Callable, Iterator
-from enum import IntEnum
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast, get_type_hints
+from typing import TypeVar
 
 import torch
 
@@ -25,13 +27,14 @@ from naiad.config import ModelConfig
 from naiad.freed_memory import give_back_memory
 from naiad.models.array_file import PAGE_BYTES, ArrayFile, ArrayFileError, ArrayWriter
 from naiad.models.checkpoint_cache import CheckpointCache
-from naiad.models.weights import Checkpoint, Prepared
+from naiad.models.weights import Checkpoint
 from naiad.models.whole_file import written_whole
-from naiad_kernels.linear import LoadOptions
+from naiad_kernels.linear import LinearWeight, LoadOptions
+from naiad_kernels.native.library import Product
 from naiad_kernels.native.panels import NativeWeight
 
 _LOG = logging.getLogger(__name__)
-_CLASSES = {each.__name__: each for each in (NativeWeight,)}
+_Model = TypeVar("_Model")
 # All that decides how a weight is laid out.
 _CODE = (
     *sorted(Path(__file__).parent.rglob("*.py")),
@@ -39,6 +42,7 @@ _CODE = (
     Path(naiad_kernels.native.panels.__file__),
     Path(naiad_kernels.native.nibbles.__file__),
 )
+_TABLE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # The file may be larger than the checkpoint: float32 for 16 bits, a tied head of its own, padding.
 _MAX_GROWTH = 4
 _MAX_PADDING_BYTES = 64 << 20
@@ -61,23 +65,26 @@ class PackingCheckpoint:
         """Read a tensor and write it."""
         return self._writer.add(name, self._checkpoint.take(name, shape, dtype))
 
-    def prepared(self, name: str, make: Callable[[Checkpoint], Prepared]) -> Prepared:
-        """Make a tensor or a weight and write it."""
+    def prepared_table(
+        self, name: str, shape: tuple[int, int], make: Callable[[Checkpoint], torch.Tensor]
+    ) -> torch.Tensor:
+        """Make a table and write it."""
+        return self._writer.add(name, make(self._checkpoint))
+
+    def prepared_linear(
+        self, name: str, shape: tuple[int, int], make: Callable[[Checkpoint], LinearWeight]
+    ) -> NativeWeight:
+        """Make a weight and write it."""
         made = make(self._checkpoint)
-        if isinstance(made, torch.Tensor):
-            return cast(Prepared, self._writer.add(name, made))
-        kind = type(made)
-        assert _CLASSES.get(kind.__name__) is kind, f"{kind.__name__} cannot be kept in a file"
-        note: dict[str, int | str] = {"class": kind.__name__}
-        values: dict[str, Any] = {}
-        for field in dataclasses.fields(cast(Any, made)):
-            value = values[field.name] = getattr(made, field.name)
-            if isinstance(value, torch.Tensor):
-                values[field.name] = self._writer.add(f"{name}/{field.name}", value)
-            elif value is not None:
-                note[field.name] = int(value)
-        self._writer.notes[name] = note
-        return cast(Prepared, kind(**values))
+        assert isinstance(made, NativeWeight), f"{type(made).__name__} cannot be kept in a file"
+        assert (made.out_features, made.in_features) == shape, (name, shape)
+        self._writer.notes[name] = {"product": made.product.name}
+        return replace(
+            made,
+            panels=self._writer.add(_panels_of(name), made.panels),
+            bias=None if made.bias is None else self._writer.add(_bias_of(name), made.bias),
+            scales=None if made.scales is None else self._writer.add(_scales_of(name), made.scales),
+        )
 
     def drop(self, name: str) -> None:
         """Skip a tensor that duplicates another."""
@@ -86,7 +93,7 @@ class PackingCheckpoint:
     @property
     def panels(self) -> torch.Tensor | None:
         """The mapped memory that has the panels of all weights, once it is finished: `[num_bytes]`, uint8."""
-        return _panels(self._writer)
+        return _all_panels(self._writer)
 
     def finish(self) -> None:
         """Complete the file; see `Checkpoint.finish`."""
@@ -104,31 +111,46 @@ class PackedCheckpoint:
         self._file = file
 
     def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> torch.Tensor:
-        """Return a tensor."""
-        tensor = self._file.array(name)
-        assert tensor.shape == shape, (name, tensor.shape, shape)
-        assert tensor.dtype == (dtype or self.options.dtype), (name, tensor.dtype)
-        return tensor
+        """Return a tensor.
 
-    def prepared(self, name: str, make: Callable[[Checkpoint], Prepared]) -> Prepared:
-        """Return what was made when the file was written."""
-        note = self._file.notes.get(name)
-        if note is None:
-            return cast(Prepared, self._file.array(name))
-        kind = _CLASSES[str(note["class"])]
-        hints = get_type_hints(kind)
-        values: dict[str, Any] = {}
-        for field in dataclasses.fields(kind):
-            hint, array = hints[field.name], f"{name}/{field.name}"
-            value: Any = self._file.array(array) if array in self._file.names else note.get(field.name)
-            is_enum = isinstance(hint, type) and issubclass(hint, IntEnum)
-            values[field.name] = hint(value) if is_enum else value
-        return cast(Prepared, kind(**values))
+        Raises:
+            ArrayFileError: the file has no such tensor.
+        """
+        return self._array(name, shape, (dtype or self.options.dtype,))
+
+    def prepared_table(
+        self, name: str, shape: tuple[int, int], make: Callable[[Checkpoint], torch.Tensor]
+    ) -> torch.Tensor:
+        """Return the table that was made when the file was written.
+
+        Raises:
+            ArrayFileError: the file has no such table.
+        """
+        return self._array(name, shape, _TABLE_DTYPES)
+
+    def prepared_linear(
+        self, name: str, shape: tuple[int, int], make: Callable[[Checkpoint], LinearWeight]
+    ) -> NativeWeight:
+        """Return the weight that was made when the file was written.
+
+        Raises:
+            ArrayFileError: the file has no such weight.
+        """
+        out_features, in_features = shape
+        product = Product.__members__.get(str(self._file.notes.get(name, {}).get("product")))
+        if product is None:
+            raise ArrayFileError(f"{name} has no product that is known")
+        panels = self._file.array(_panels_of(name))
+        bias, scales = self._optional(_bias_of(name)), self._optional(_scales_of(name))
+        try:
+            return NativeWeight(panels, bias, scales, product, in_features, out_features)
+        except ValueError as error:
+            raise ArrayFileError(f"{name}: {error}") from error
 
     @property
     def panels(self) -> torch.Tensor | None:
         """The mapped memory that has the panels of all weights: `[num_bytes]`, uint8."""
-        return _panels(self._file)
+        return _all_panels(self._file)
 
     def drop(self, name: str) -> None:
         """Nothing is left over in such a file."""
@@ -136,12 +158,29 @@ class PackedCheckpoint:
     def finish(self) -> None:
         """Nothing is left over in such a file."""
 
+    def _array(self, name: str, shape: tuple[int, ...], dtypes: tuple[torch.dtype, ...]) -> torch.Tensor:
+        array = self._file.array(name)
+        if array.shape != shape or array.dtype not in dtypes:
+            raise ArrayFileError(f"{name} is {array.dtype} {tuple(array.shape)}, not {dtypes} {shape}")
+        return array
 
-def open_packed(cache: CheckpointCache, options: LoadOptions) -> PackedCheckpoint | None:
-    """Open the file of an earlier start.
+    def _optional(self, name: str) -> torch.Tensor | None:
+        return self._file.array(name) if name in self._file.names else None
+
+
+def from_packed(
+    cache: CheckpointCache, options: LoadOptions, build: Callable[[PackedCheckpoint], _Model]
+) -> _Model | None:
+    """Build a model of the file of an earlier start.
+
+    Args:
+        cache: the checkpoint's.
+        options: how the model is loaded.
+        build: makes the model of the file's weights.
 
     Returns:
-        None: there is none, or it is damaged, or it was made of another checkpoint or by other code.
+        None: there is no file, or it is damaged, or it was made of another checkpoint or by other code, or
+        does not have the weights that the model asks for; a line of the log says which.
     """
     key = _key(cache, options)
     for path in cache.find(_file_name(options)):
@@ -151,10 +190,9 @@ def open_packed(cache: CheckpointCache, options: LoadOptions) -> PackedCheckpoin
                 raise ArrayFileError("it was made of another checkpoint, or by another release")
             if cache.sha256(path, PAGE_BYTES) != file.sha256:
                 raise ArrayFileError("its content is damaged")
+            return build(PackedCheckpoint(file, options))
         except (OSError, ArrayFileError) as error:
             _LOG.info("%s is not used: %s", path, error)
-        else:
-            return PackedCheckpoint(file, options)
     return None
 
 
@@ -188,10 +226,22 @@ def packing(cache: CheckpointCache, options: LoadOptions, config: ModelConfig) -
     give_back_memory()
 
 
-def _panels(file: ArrayFile | ArrayWriter) -> torch.Tensor | None:
+def _all_panels(file: ArrayFile | ArrayWriter) -> torch.Tensor | None:
     """From the first weight on: before it is the embedding, of which a step reads few rows."""
     first = next(iter(file.notes), None)
-    return None if first is None else file.bytes_from(f"{first}/panels")
+    return None if first is None else file.bytes_from(_panels_of(first))
+
+
+def _panels_of(weight: str) -> str:
+    return f"{weight}/panels"
+
+
+def _bias_of(weight: str) -> str:
+    return f"{weight}/bias"
+
+
+def _scales_of(weight: str) -> str:
+    return f"{weight}/scales"
 
 
 def _file_name(options: LoadOptions) -> str:

@@ -16,7 +16,7 @@ from naiad.models.decoder import FamilyModel
 from naiad.models.gemma import GemmaModel
 from naiad.models.large_pages import LargePages
 from naiad.models.llama import LlamaModel
-from naiad.models.packed_weights import PackedCheckpoint, PackingCheckpoint, open_packed, packing
+from naiad.models.packed_weights import PackedCheckpoint, PackingCheckpoint, from_packed, packing
 from naiad.models.split.checkpoint import SplitCheckpoint
 from naiad.models.split.place import Place
 from naiad.models.split.rank_group import RankGroup
@@ -49,7 +49,7 @@ def load_model(
     Raises:
         ModelError: names the file and the tensor that are missing, damaged or misshapen.
     """
-    build = partial(_MODELS[type(config)], config)
+    build: Callable[[Weights], FamilyModel] = partial(_MODELS[type(config)], config)
     if config.quantised is not None and config.quantised.unrounded:
         what = ", ".join(config.quantised.unrounded)
         how = "inputs of layers in eight bits are rounded" if options.packed else "they are not rounded"
@@ -58,12 +58,16 @@ def load_model(
         return build(Checkpoint(directory, options, config))
     # Native kernels are invariant in any case.
     options = replace(options, batch_invariant=False)
+
+    def build_of_file(kept: PackedCheckpoint) -> FamilyModel:
+        model = build(kept)
+        _move(kept, pages)
+        return model
+
     try:
-        kept = open_packed(cache, options)
-        if kept is not None:
-            model = build(kept)
-            _move(kept, pages)
-            return model
+        found = from_packed(cache, options, build_of_file)
+        if found is not None:
+            return found
         with packing(cache, options, config) as checkpoint:
             model = build(checkpoint)
         _move(checkpoint, pages)

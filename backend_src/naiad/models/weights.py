@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 import torch
 
@@ -15,8 +15,6 @@ from naiad.models.sources import SafetensorsSource, WeightSource
 from naiad_kernels.linear import LinearWeight, LoadOptions
 from naiad_kernels.linear.quantised.kept import KeptWeight
 from naiad_kernels.native.nibbles import NibbleWeight
-
-Prepared = TypeVar("Prepared", bound="torch.Tensor | LinearWeight")
 
 
 class Weights(Protocol):
@@ -29,12 +27,26 @@ class Weights(Protocol):
     def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> torch.Tensor:
         """Return one tensor; see `Checkpoint.take`."""
 
-    def prepared(self, name: str, make: Callable[[Checkpoint], Prepared]) -> Prepared:
-        """Return what is made of the checkpoint's tensors, or was made of them at an earlier start.
+    def prepared_table(
+        self, name: str, shape: tuple[int, int], make: Callable[[Checkpoint], torch.Tensor]
+    ) -> torch.Tensor:
+        """Return a table that is made of the checkpoint's tensors, or was made of them at an earlier start.
 
         Args:
-            name: unique among the model's tensors and these.
+            name: unique among the model's tensors and weights.
+            shape: the shape that follows from the configuration.
             make: makes it; it depends on nothing but the checkpoint and the options.
+        """
+
+    def prepared_linear(
+        self, name: str, shape: tuple[int, int], make: Callable[[Checkpoint], LinearWeight]
+    ) -> LinearWeight:
+        """Return a linear layer's weight likewise.
+
+        Args:
+            name: as in `prepared_table`.
+            shape: the output features and the input features that follow from the configuration.
+            make: as in `prepared_table`.
         """
 
     def drop(self, name: str) -> None:
@@ -125,8 +137,16 @@ class Checkpoint:
             kept = kept_nibbles(weight)
         return self._matrix(weight, shape), kept
 
-    def prepared(self, name: str, make: Callable[[Checkpoint], Prepared]) -> Prepared:
-        """Make it; see `Weights.prepared`."""
+    def prepared_table(
+        self, name: str, shape: tuple[int, int], make: Callable[[Checkpoint], torch.Tensor]
+    ) -> torch.Tensor:
+        """Make it; see `Weights.prepared_table`."""
+        return make(self)
+
+    def prepared_linear(
+        self, name: str, shape: tuple[int, int], make: Callable[[Checkpoint], LinearWeight]
+    ) -> LinearWeight:
+        """Make it; see `Weights.prepared_linear`."""
         return make(self)
 
     def drop(self, name: str) -> None:

@@ -21,6 +21,19 @@ _BY_STORED = {
     torch.bfloat16: Product.FLOAT_BY_BF16,
     torch.float16: Product.FLOAT_BY_F16,
 }
+# The dtype of each product's panels, and how many inputs of an output lie side by side.
+_LAYOUTS = {
+    Product.FLOAT_BY_FLOAT: (torch.float32, 1),
+    Product.FLOAT_BY_BF16: (torch.bfloat16, 2),
+    Product.FLOAT_BY_F16: (torch.float16, 1),
+    Product.BF16_BY_BF16: (torch.bfloat16, 2),
+    Product.INT8_BY_INT8: (torch.uint8, 4),
+}
+# Bytes of 64 inputs of a panel in four bits: numbers, scales in float16, and zero points or minimums.
+_NIBBLE_STEP_BYTES = {
+    Product.INT4_BY_INT8: 512 + 64 + 32,
+    Product.INT4_AND_MINIMUM_BY_INT8: 512 + 64 + 64,
+}
 
 
 def padded(size: int, multiple: int = ALIGNMENT) -> int:
@@ -61,6 +74,30 @@ class NativeWeight:
     product: Product
     in_features: int
     out_features: int
+
+    def __post_init__(self) -> None:
+        """See that nothing is missing; see `check`."""
+        self.check()
+
+    def check(self) -> None:
+        """See that every array has all that native code reads, and not more.
+
+        Raises:
+            ValueError: an array is not as the product and the layer's features demand.
+        """
+        num_panels = -(-self.out_features // PANEL_OUTPUTS)
+        if self.product in _NIBBLE_STEP_BYTES:
+            dtype, rest = torch.uint8, (padded(self.in_features) // 64, _NIBBLE_STEP_BYTES[self.product])
+            _check_array("panels", self.panels, dtype, (num_panels, *rest))
+        else:
+            dtype, step = _LAYOUTS[self.product]
+            shape = (num_panels, padded(self.in_features) // step, PANEL_OUTPUTS, step)
+            _check_array("panels", self.panels, dtype, shape)
+        if (self.scales is not None) != (self.product == Product.INT8_BY_INT8):
+            raise ValueError(f"scales beside panels for {self.product.name}, or none")
+        for name, values in (("bias", self.bias), ("scales", self.scales)):
+            if values is not None:
+                _check_array(name, values, torch.float32, (num_panels * PANEL_OUTPUTS,))
 
     @classmethod
     def of(
@@ -141,6 +178,13 @@ class NativeWeight:
     def multiply(self, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
         """Refuse tensors: native kernels multiply by this weight within a recorded step only."""
         raise TypeError("a native weight is multiplied in a recorded step, not by tensors")
+
+
+def _check_array(name: str, array: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    is_plain = array.is_contiguous() and array.device.type == "cpu"
+    if not is_plain or array.dtype != dtype or array.shape != shape:
+        found = f"{array.dtype} {tuple(array.shape)} on {array.device}"
+        raise ValueError(f"{name} are {found} with strides {array.stride()}, not {dtype} {shape} on a CPU")
 
 
 def _panels(matrix: torch.Tensor, step: int) -> torch.Tensor:

@@ -189,6 +189,8 @@ class TapeRecorder:
             raise NotRecordableError(f"linear by {type(weight).__name__} has no record")
         assert x.width == weight.in_features, (x.width, weight.in_features)
         assert residual is None or residual.width == weight.out_features, weight.out_features
+        # Native code believes what the record says.
+        weight.check()
         self._kept += [each for each in (weight.panels, weight.bias, weight.scales) if each is not None]
         other = _NO_BUFFER if residual is None else residual.value
         record = Record(kind=Kind.LINEAR, in_=x.value, other=other, matrix=weight.as_matrix())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import cast
 
 import torch
 
@@ -13,7 +12,7 @@ from naiad.models.split.rank_group import RankGroup
 from naiad.models.split.source import SUMMED_PROJECTIONS, SplitSource
 from naiad.models.split.stage_source import StageSource
 from naiad.models.token_embedding import TokenEmbedding, WholeEmbedding
-from naiad.models.weights import Checkpoint, Prepared
+from naiad.models.weights import Checkpoint
 from naiad_kernels.embedding import embedding
 from naiad_kernels.linear import LinearWeight, LoadOptions
 
@@ -47,12 +46,13 @@ class SplitCheckpoint(Checkpoint):
         self._vocabulary = place.part.of(config.vocab_size)
         self._group = group
 
-    def prepared(self, name: str, make: Callable[[Checkpoint], Prepared]) -> Prepared:
+    def prepared_linear(
+        self, name: str, shape: tuple[int, int], make: Callable[[Checkpoint], LinearWeight]
+    ) -> LinearWeight:
         """Make it; where a projection's inputs are split, its outputs are summed over the ranks."""
-        made = super().prepared(name, make)
+        made = super().prepared_linear(name, shape, make)
         if self._part.size > 1 and name.endswith(SUMMED_PROJECTIONS):
-            assert not isinstance(made, torch.Tensor)
-            return cast(Prepared, SummedWeight(made, self._group))
+            return SummedWeight(made, self._group)
         return made
 
     def embedding(self, table: torch.Tensor) -> TokenEmbedding:
