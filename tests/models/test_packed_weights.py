@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from importlib import metadata
 
 import pytest
 import torch
@@ -182,12 +183,14 @@ def test_other_code_is_another_file(
     model_dir: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     load(model_dir)
-    code = tmp_path_factory.mktemp("code") / "panels.py"
-    code.write_text("# another layout\n")
-    monkeypatch.setattr(packed_weights, "_CODE", (code,))
-    assert not is_reused(model_dir)
-    load(model_dir)
-    assert is_reused(model_dir)
+    code = tmp_path_factory.mktemp("code")
+    monkeypatch.setattr(packed_weights, "_CODE", (*packed_weights._CODE, code))
+    for place in ("panels.py", "deep/er/panels.py"):
+        (code / place).parent.mkdir(parents=True, exist_ok=True)
+        (code / place).write_text("# another layout\n")
+        assert not is_reused(model_dir)
+        load(model_dir)
+        assert is_reused(model_dir)
     assert len(weight_files(model_dir)) == 1
 
 
@@ -198,6 +201,52 @@ def flip(content: bytes, place: int) -> bytes:
 
 
 DAMAGES = {
+def test_another_library_that_reads_gguf_files_is_another_file(
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load(model_dir)
+    monkeypatch.setattr(metadata, "version", lambda name: f"another {name}")
+    assert not is_reused(model_dir)
+
+
+_PACK = """
+import sys
+from naiad.config import ModelConfig
+from naiad.models import load_model
+from naiad.models.checkpoint_cache import CheckpointCache
+from naiad_kernels.linear import LoadOptions
+for path in sys.argv[1:]:
+    options = LoadOptions(native=True, quantization="int4")
+    load_model(path, ModelConfig.from_directory(path), options, CheckpointCache(path))
+rooms = ("naiad.models.", "naiad.config.", "naiad.gguf.", "naiad_kernels.")
+for name, module in sys.modules.items():
+    if f"{name}.".startswith(rooms): print(module.__file__)
+"""
+
+
+def test_all_code_that_packs_decides_about_a_file(tmp_path: Path) -> None:
+    """A quantised checkpoint and a GGUF file reach all of it."""
+    model = make_tiny_model(tmp_path / "plain", **SIZES)
+    write_gguf(tmp_path / "model.gguf", model, "Q4_0")
+    writer, config = CASES["gptq 2 bits"]
+    write_checkpoint(
+        tmp_path / "plain",
+        tmp_path / "model",
+        lambda layer: None if layer == "lm_head" else writer,
+        config,
+    )
+    paths = [str(tmp_path / name) for name in ("plain", "model", "model.gguf")]
+    run = subprocess.run(
+        [sys.executable, "-c", _PACK, *paths], capture_output=True, text=True, check=True, timeout=120
+    )
+    imported = {Path(line) for line in run.stdout.split()}
+    names = {path.name for path in imported}
+    assert {"gptq.py", "gguf_source.py", "cursor.py", "nibbles.py", "library.py", "kept.py"} <= names
+    assert len(weight_files(tmp_path)) == 3
+    covered = {path for folder in packed_weights._CODE for path in folder.rglob("*.py")}
+    assert imported <= covered
+
+
     "empty": lambda content: b"",
     "cut in the header": lambda content: content[:50],
     "cut": lambda content: content[: len(content) // 2],

@@ -15,14 +15,14 @@ import logging
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 from typing import TypeVar
 
 import torch
 
-import naiad_kernels.linear
-import naiad_kernels.native.nibbles
-import naiad_kernels.native.panels
+import naiad
+import naiad_kernels
 from naiad.config import ModelConfig
 from naiad.freed_memory import give_back_memory
 from naiad.models.array_file import PAGE_BYTES, ArrayFile, ArrayFileError, ArrayWriter
@@ -35,12 +35,13 @@ from naiad_kernels.native.panels import NativeWeight
 
 _LOG = logging.getLogger(__name__)
 _Model = TypeVar("_Model")
-# All that decides how a weight is laid out.
+_NAIAD = Path(naiad.__file__).parent
+# All code here may decide what is read of a checkpoint, and how it is laid out.
 _CODE = (
-    *sorted(Path(__file__).parent.rglob("*.py")),
-    *sorted(Path(naiad_kernels.linear.__file__).parent.glob("*.py")),
-    Path(naiad_kernels.native.panels.__file__),
-    Path(naiad_kernels.native.nibbles.__file__),
+    _NAIAD / "models",
+    _NAIAD / "config",
+    _NAIAD / "gguf",
+    Path(naiad_kernels.__file__).parent,
 )
 _TABLE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # The file may be larger than the checkpoint: float32 for 16 bits, a tied head of its own, padding.
@@ -252,7 +253,10 @@ def _file_name(options: LoadOptions) -> str:
 
 def _key(cache: CheckpointCache, options: LoadOptions) -> str:
     """Return a digest of everything that decides the file's content."""
-    digest = hashlib.sha256(f"{cache.fingerprint} {options!r}\n".encode())
-    for path in _CODE:
-        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    # This library computes the numbers that blocks of a GGUF file stand for.
+    made_by = f"gguf {metadata.version('gguf')}"
+    digest = hashlib.sha256(f"{cache.fingerprint} {options!r} {made_by}\n".encode())
+    for folder in _CODE:
+        for path in sorted(folder.rglob("*.py")):
+            digest.update(path.relative_to(folder.parent).as_posix().encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()
