@@ -5,14 +5,17 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
+import re
 import shutil
 import stat
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 from importlib import metadata
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -27,12 +30,16 @@ from naiad.errors import ModelError
 from naiad.models import load_model, packed_weights, registry
 from naiad.models.checkpoint_cache import CheckpointCache
 from naiad.models.decoder import DecoderModel
+from naiad.models.whole_file import remove_left_parts, replace_file
 from naiad_kernels.linear import LoadOptions
 
 OPTIONS = {
     "float32": LoadOptions(torch.float32, native=True),
     "bfloat16": LoadOptions(torch.bfloat16, native=True),
 }
+# Weights of a model of `SIZES`, in its projections and in its embedding.
+NUM_PROJECTIONS = 2 * 64 * (2 * 64 + 2 * 32 + 3 * 192)
+NUM_TABLE = 128 * 64
 
 
 @pytest.fixture(autouse=True)
@@ -194,13 +201,6 @@ def test_other_code_is_another_file(
     assert len(weight_files(model_dir)) == 1
 
 
-def flip(content: bytes, place: int) -> bytes:
-    changed = bytearray(content)
-    changed[place] ^= 16
-    return bytes(changed)
-
-
-DAMAGES = {
 def test_another_library_that_reads_gguf_files_is_another_file(
     model_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -239,7 +239,7 @@ def test_all_code_that_packs_decides_about_a_file(tmp_path: Path) -> None:
     run = subprocess.run(
         [sys.executable, "-c", _PACK, *paths], capture_output=True, text=True, check=True, timeout=120
     )
-    imported = {Path(line) for line in run.stdout.split()}
+    imported = {Path(line) for line in run.stdout.splitlines()}
     names = {path.name for path in imported}
     assert {"gptq.py", "gguf_source.py", "cursor.py", "nibbles.py", "library.py", "kept.py"} <= names
     assert len(weight_files(tmp_path)) == 3
@@ -247,6 +247,13 @@ def test_all_code_that_packs_decides_about_a_file(tmp_path: Path) -> None:
     assert imported <= covered
 
 
+def flip(content: bytes, place: int) -> bytes:
+    changed = bytearray(content)
+    changed[place] ^= 16
+    return bytes(changed)
+
+
+DAMAGES = {
     "empty": lambda content: b"",
     "cut in the header": lambda content: content[:50],
     "cut": lambda content: content[: len(content) // 2],
@@ -343,9 +350,106 @@ def test_a_full_disk_leaves_nothing(
     assert_same(load(model_dir), load(model_dir, keeps=False))
     assert "larger than was expected" in caplog.text
     assert [path.name for path in (model_dir / ".naiad").iterdir() if "weights" in path.name] == []
-    monkeypatch.setattr(packed_weights, "_LEAST_FREE", 1 << 60)
+
+
+@pytest.mark.parametrize(
+    ("options", "needed_bytes"),
+    [
+        (LoadOptions(torch.float32, native=True), 4 * (NUM_PROJECTIONS + 2 * NUM_TABLE)),
+        (LoadOptions(torch.bfloat16, native=True), 2 * (NUM_PROJECTIONS + 2 * NUM_TABLE)),
+        (LoadOptions(torch.float32, native=True, quantization="int8"), NUM_PROJECTIONS + 5 * NUM_TABLE),
+        (
+            LoadOptions(torch.bfloat16, native=True, quantization="int4"),
+            NUM_PROJECTIONS * 5 // 8 + 3 * NUM_TABLE,
+        ),
+    ],
+)
+def test_as_much_must_be_free_as_the_file_takes(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    options: LoadOptions,
+    needed_bytes: int,
+) -> None:
+    write_gguf(tmp_path / "model.gguf", make_tiny_model(tmp_path / "model", **SIZES), "Q4_0")
+    needed_bytes = int(1.1 * needed_bytes) + packed_weights._SPARE_BYTES
+    free = SimpleNamespace(free=needed_bytes - 1)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: free)
+    load(tmp_path / "model.gguf", options)
+    assert not weight_files(tmp_path)
+    assert re.search(
+        r"not kept .*: the packed weights take about 0\.0 GiB, for which 0\.5 GiB should be free", caplog.text
+    )
+    free.free += 1
+    load(tmp_path / "model.gguf", options)
+    assert weight_files(tmp_path)
+
+
+def test_what_killed_starts_have_left_is_removed(model_dir: Path) -> None:
+    folder = model_dir / ".naiad"
+    folder.mkdir(mode=0o700)
+    killed = subprocess.Popen(
+        [sys.executable, "-c", _WRITE, str(folder / "float32.weights")], stdout=subprocess.PIPE
+    )
+    assert killed.stdout is not None
+    assert killed.stdout.readline() == b"open\n"
+    (part,) = folder.glob(".*.part")
     load(model_dir)
-    assert "almost full" in caplog.text
+    assert part.exists()
+    killed.kill()
+    killed.wait()
+    weight_files(model_dir)[0].unlink()
+    load(model_dir)
+    assert not list(folder.glob(".*.part"))
+    assert len(weight_files(model_dir)) == 1
+
+
+_WRITE = """
+import sys, time
+from pathlib import Path
+from naiad.models.whole_file import written_whole
+with written_whole(Path(sys.argv[1])):
+    print("open", flush=True)
+    time.sleep(600)
+"""
+
+
+def test_parts_that_are_written_survive_those_who_remove(tmp_path: Path) -> None:
+    """Also a part that has just been created and is not locked yet."""
+    stops = threading.Event()
+
+    def remove() -> None:
+        while not stops.is_set():
+            remove_left_parts(tmp_path)
+
+    thread = threading.Thread(target=remove)
+    thread.start()
+    try:
+        for number in range(300):
+            replace_file(tmp_path / "file", b"%d" % number)
+            assert (tmp_path / "file").read_bytes() == b"%d" % number
+    finally:
+        stops.set()
+        thread.join()
+
+
+def test_only_own_parts_are_removed(tmp_path: Path) -> None:
+    (tmp_path / ".a.part").touch()
+    (tmp_path / ".folder.part").mkdir()
+    (tmp_path / ".link.part").symlink_to(tmp_path / "kept")
+    (tmp_path / "kept").touch()
+    remove_left_parts(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".folder.part", ".link.part", "kept"]
+
+
+def test_another_release_writes_the_same_file(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that an older one's is not left, even if that had other options."""
+    load(model_dir)
+    monkeypatch.setattr(LoadOptions, "__repr__", lambda self: "LoadOptions(with another field)")
+    assert not is_reused(model_dir)
+    load(model_dir)
+    assert is_reused(model_dir)
+    assert len(weight_files(model_dir)) == 1
 
 
 def test_a_checkpoint_that_changes_while_it_is_read_is_not_kept(
@@ -394,7 +498,7 @@ path = sys.argv[1]
 print("imported", flush=True)
 sys.stdin.readline()
 for _ in range(5):
-    for each in CheckpointCache(path).find("float32"): each.unlink()
+    for each in CheckpointCache(path).find("float32.weights"): each.unlink()
     load_model(path, ModelConfig.from_directory(path), LoadOptions(native=True), CheckpointCache(path))
 """
 

@@ -59,6 +59,18 @@ class ModelConfig:
             for window in windows
         )
 
+    @property
+    def num_projection_weights(self) -> int:
+        """Weights of the layers' projections, without biases."""
+        query_size, kv_size = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        of_layer = self.hidden_size * (2 * query_size + 2 * kv_size + 3 * self.intermediate_size)
+        return self.num_layers * of_layer
+
+    @property
+    def num_weights(self) -> int:
+        """Weights of the projections, the embedding, and the head, even if that is the embedding."""
+        return self.num_projection_weights + 2 * self.vocab_size * self.hidden_size
+
     @staticmethod
     def from_directory(path: str | Path) -> ModelConfig:
         """Read config.json, and generation_config.json if it exists, of a directory; or read a GGUF file.

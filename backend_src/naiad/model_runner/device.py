@@ -152,8 +152,7 @@ def _needed_bytes(
     if quantization != "none":
         return int(_rounded_bytes(config, quantization, dtype) * _LOADING_OVERHEAD)
     if config.quantised is not None:
-        num_weights = _num_projection_weights(config) + 2 * config.vocab_size * config.hidden_size
-        return int(num_weights * dtype.itemsize * _LOADING_OVERHEAD)
+        return int(config.num_weights * dtype.itemsize * _LOADING_OVERHEAD)
     stored_item = 4 if config.dtype == "float32" else 2
     if device.type == "cpu" and dtype == torch.float32 and config.dtype == "bfloat16":
         # Linear weights stay in 16 bits; the embedding is widened.
@@ -166,11 +165,5 @@ def _rounded_bytes(config: ModelConfig, quantization: str, dtype: torch.dtype) -
     """Projections in few bits, the head in eight, and the embedding as it is."""
     embedding_weights = config.vocab_size * config.hidden_size
     bytes_per_weight = _NIBBLE_BYTES if quantization == "int4" else 1
-    projection_bytes = _num_projection_weights(config) * bytes_per_weight
+    projection_bytes = config.num_projection_weights * bytes_per_weight
     return projection_bytes + embedding_weights * (1 + dtype.itemsize)
-
-
-def _num_projection_weights(config: ModelConfig) -> int:
-    query_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    of_layer = config.hidden_size * (2 * query_size + 2 * kv_size + 3 * config.intermediate_size)
-    return config.num_layers * of_layer

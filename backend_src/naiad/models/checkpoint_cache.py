@@ -92,11 +92,6 @@ class CheckpointCache:
             readers &= path.stat().st_mode
         return 0o600 | readers
 
-    @property
-    def num_source_bytes(self) -> int:
-        """The size of the checkpoint's files."""
-        return sum(path.stat().st_size for path in self._sources)
-
     def _save(self) -> None:
         if self.folder is not None:
             with contextlib.suppress(OSError):  # then files are hashed again at the next start

@@ -28,7 +28,7 @@ from naiad.freed_memory import give_back_memory
 from naiad.models.array_file import PAGE_BYTES, ArrayFile, ArrayFileError, ArrayWriter
 from naiad.models.checkpoint_cache import CheckpointCache
 from naiad.models.weights import Checkpoint
-from naiad.models.whole_file import written_whole
+from naiad.models.whole_file import remove_left_parts, written_whole
 from naiad_kernels.linear import LinearWeight, LoadOptions
 from naiad_kernels.native.library import Product
 from naiad_kernels.native.panels import NativeWeight
@@ -44,13 +44,15 @@ _CODE = (
     Path(naiad_kernels.__file__).parent,
 )
 _TABLE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-# The file may be larger than the checkpoint: float32 for 16 bits, a tied head of its own, padding.
-_MAX_GROWTH = 4
+# No file is larger than this many times the weights in float32, and padding besides.
+_MAX_GROWTH = 2
 _MAX_PADDING_BYTES = 64 << 20
-# Weights of four bits take 16 or 32 when they are computed with; of two bits twice as much.
-_QUANTISED_GROWTH = 8
-# So many times the checkpoint's size must be free: the disk should not be full afterwards.
-_LEAST_FREE = 3
+_GIB = 1 << 30
+# With scales and zero points or minimums.
+_NIBBLE_BYTES = 0.625
+# So much more than the file takes must be free: the disk should not be full afterwards.
+_SPARE_BYTES = _GIB // 2
+_SPARE_SHARE = 0.1
 
 
 class PackingCheckpoint:
@@ -213,11 +215,10 @@ def packing(cache: CheckpointCache, options: LoadOptions, config: ModelConfig) -
     if cache.folder is None:
         raise OSError("neither the checkpoint's directory nor the user's cache can be written to")
     key = _key(cache, options)
-    growth = 1 if config.quantised is None else _QUANTISED_GROWTH
-    max_bytes = _MAX_GROWTH * growth * cache.num_source_bytes + _MAX_PADDING_BYTES
+    remove_left_parts(cache.folder)
+    _check_space(cache.folder, _packed_bytes(config, options))
     path = cache.folder / _file_name(options)
-    if shutil.disk_usage(cache.folder).free < _LEAST_FREE * growth * cache.num_source_bytes:
-        raise OSError(f"the disk of {cache.folder} is almost full")
+    max_bytes = _MAX_GROWTH * torch.float32.itemsize * config.num_weights + _MAX_PADDING_BYTES
     with written_whole(path, cache.file_mode) as part:
         writer = ArrayWriter(part, key, max_bytes)
         yield PackingCheckpoint(Checkpoint(cache.model_dir, options, config), writer)
@@ -225,6 +226,34 @@ def packing(cache: CheckpointCache, options: LoadOptions, config: ModelConfig) -
             raise OSError("the checkpoint was changed while it was read")
     cache.remember(path, PAGE_BYTES, writer.sha256)
     give_back_memory()
+
+
+def _packed_bytes(config: ModelConfig, options: LoadOptions) -> int:
+    """Roughly what a file takes: the projections, the head, and the embedding in the model's dtype."""
+    projection_bytes = head_bytes = float(options.dtype.itemsize)
+    if options.quantization != "none":
+        projection_bytes, head_bytes = _NIBBLE_BYTES if options.quantization == "int4" else 1, 1
+    elif config.quantised is None and config.dtype != "float32":
+        # Native code reads weights of 16 bits as they are.
+        projection_bytes = head_bytes = 2
+    num_table_weights = config.vocab_size * config.hidden_size
+    tables_bytes = num_table_weights * (head_bytes + options.dtype.itemsize)
+    return int(config.num_projection_weights * projection_bytes + tables_bytes)
+
+
+def _check_space(folder: Path, num_bytes: int) -> None:
+    """See that a file leaves room on its disk.
+
+    Raises:
+        OSError: it does not.
+    """
+    needed_bytes = int(num_bytes * (1 + _SPARE_SHARE)) + _SPARE_BYTES
+    free_bytes = shutil.disk_usage(folder).free
+    if free_bytes < needed_bytes:
+        raise OSError(
+            f"the packed weights take about {num_bytes / _GIB:.1f} GiB, for which "
+            f"{needed_bytes / _GIB:.1f} GiB should be free in {folder}: {free_bytes / _GIB:.1f} GiB are"
+        )
 
 
 def _all_panels(file: ArrayFile | ArrayWriter) -> torch.Tensor | None:
@@ -246,9 +275,9 @@ def _scales_of(weight: str) -> str:
 
 
 def _file_name(options: LoadOptions) -> str:
-    """A file for each way to load a checkpoint, so that a newer one replaces the older one."""
-    digest = hashlib.sha256(repr(options).encode()).hexdigest()[:8]
-    return f"{str(options.dtype).removeprefix('torch.')}-{digest}.weights"
+    """A file for each dtype and rounding, so that a newer one replaces the older one, in any release."""
+    rounding = "" if options.quantization == "none" else f"-{options.quantization}"
+    return f"{str(options.dtype).removeprefix('torch.')}{rounding}.weights"
 
 
 def _key(cache: CheckpointCache, options: LoadOptions) -> str:
