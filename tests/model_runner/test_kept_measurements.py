@@ -102,6 +102,12 @@ def test_a_damaged_file_is_measured_anew(model_dir: Path, old: str, new: str) ->
     assert [get(model_dir), get(model_dir)] == [1, 0]
 
 
+def test_a_file_that_is_nested_too_deeply_is_measured_anew(model_dir: Path) -> None:
+    get(model_dir)
+    file_of(model_dir).write_bytes(b'{"a":{"facts":{},"sha256":"","value":' + b"[" * 200_000)
+    assert [get(model_dir), get(model_dir)] == [1, 0]
+
+
 def test_a_file_that_is_not_utf_8_is_measured_anew(model_dir: Path) -> None:
     get(model_dir)
     file_of(model_dir).write_bytes(file_of(model_dir).read_bytes().replace(b'"', b'"\xff', 1))

@@ -101,7 +101,7 @@ def _read(path: Path) -> dict[str, _Measurement]:
     """All that is kept in a file; nothing if it is missing or damaged."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=dict[str, _Measurement])
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return {}
 
 
