@@ -69,6 +69,27 @@ def test_costs_are_kept_as_they_are(model_dir: Path) -> None:
         assert kept.get("costs", MeasuredCosts, lambda: COSTS, {}) == COSTS
 
 
+@pytest.mark.parametrize(
+    "foreign",
+    [TokenBudget(1 << 40), TokenBudget(0), TokenBudget(64, -1.0), TokenBudget(64, 0.0, -1.0)],
+    ids=str,
+)
+def test_a_budget_that_no_start_measures_is_measured_anew(model_dir: Path, foreign: TokenBudget) -> None:
+    """A checkpoint may bring the file along."""
+    kept = KeptMeasurements(CheckpointCache(model_dir), FACTS)
+    assert kept.get("budget", TokenBudget, lambda: foreign, {}) == foreign
+    assert kept.get("budget", TokenBudget, lambda: BUDGET, {}) == BUDGET
+
+
+@pytest.mark.parametrize("seconds", [[], [(1, 0.0)], [(0, 0.1)], [(1, -0.1)]], ids=str)
+def test_costs_that_no_start_measures_are_measured_anew(
+    model_dir: Path, seconds: list[tuple[int, float]]
+) -> None:
+    kept = KeptMeasurements(CheckpointCache(model_dir), FACTS)
+    kept.get("costs", MeasuredCosts, lambda: COSTS._replace(seconds=seconds), {})
+    assert kept.get("costs", MeasuredCosts, lambda: COSTS, {}) == COSTS
+
+
 @pytest.mark.parametrize("change", [{"num_threads": 3}, {"kernels": "avx512"}, {"block_size": 16}], ids=str)
 def test_whatever_changes_it_is_measured_anew_and_both_are_kept(model_dir: Path, change: Facts) -> None:
     assert [get(model_dir), get(model_dir, {**FACTS, **change})] == [1, 1]

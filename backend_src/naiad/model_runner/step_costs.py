@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
+
+from msgspec import Meta
 
 from naiad.model_runner.lone_steps import LoneRow, lone_step
 from naiad.model_runner.token_budget import best_seconds, probed_blocks
@@ -20,8 +22,14 @@ _WINDOWS = (1, 2, 4, 8, 16)
 _LONG_CONTEXT_TOKENS = 2048
 
 
+_Tokens = Annotated[int, Meta(ge=1)]
+_Seconds = Annotated[float, Meta(ge=0)]
+
+
 class MeasuredCosts(NamedTuple):
     """The costs of steps in which one sequence computes its last known token and drafts.
+
+    What is kept of an earlier start is checked by these types.
 
     Attributes:
         seconds: (tokens, seconds) with a short context, fewest tokens first.
@@ -30,10 +38,10 @@ class MeasuredCosts(NamedTuple):
         drawn_s: additional seconds for each token that is drawn.
     """
 
-    seconds: list[tuple[int, float]]
-    context: list[tuple[int, float]]
+    seconds: Annotated[list[tuple[_Tokens, Annotated[float, Meta(gt=0)]]], Meta(min_length=1)]
+    context: list[tuple[_Tokens, _Seconds]]
     num_context: int
-    drawn_s: float
+    drawn_s: _Seconds
 
 
 def measure_step_costs(

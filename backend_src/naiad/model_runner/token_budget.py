@@ -5,6 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Annotated
+
+from msgspec import Meta
 
 from naiad.model_runner.lone_steps import LoneRow, lone_step
 from naiad.outputs import StepBatch
@@ -25,7 +28,7 @@ _PROBE_TIME_S = 1.5
 
 @dataclass(frozen=True, slots=True)
 class TokenBudget:
-    """The token budget of a step.
+    """The token budget of a step. What is kept of an earlier start is checked by these types.
 
     Attributes:
         num_tokens: maximum number of tokens in a step without context.
@@ -34,9 +37,9 @@ class TokenBudget:
         decode_cost: the cost of a running sequence's next token; see `SchedulerLimits`.
     """
 
-    num_tokens: int
-    context_cost: float = 0.0
-    decode_cost: float = 1.0
+    num_tokens: Annotated[int, Meta(ge=1, le=MAX_BUDGET_TOKENS)]
+    context_cost: Annotated[float, Meta(ge=0)] = 0.0
+    decode_cost: Annotated[float, Meta(ge=0)] = 1.0
 
 
 CUDA_BUDGET = TokenBudget(2048)
