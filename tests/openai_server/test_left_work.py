@@ -13,7 +13,6 @@ from unittest.mock import Mock
 import pytest
 
 from naiad.errors import InvalidRequestError
-from naiad.openai_server.api.parsing.families import FamilyChoices
 from naiad.openai_server.engines.local_model import LocalModel
 
 
@@ -25,7 +24,7 @@ def with_model(
     async def run() -> None:
         with ThreadPoolExecutor(1) as pool:
             loop = asyncio.get_running_loop()
-            model = LocalModel(directory, "llm", loop, pool, pool, FamilyChoices())
+            model = LocalModel(directory, "llm", loop, pool, Mock())
             try:
                 await test(model, pool)
             finally:

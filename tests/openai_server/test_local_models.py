@@ -22,7 +22,7 @@ from naiad.engine_process.runtime_dir import remove_runtime_directory, runtime_d
 from naiad.errors import EngineAwayError, InternalError
 from naiad.openai_server.api.errors import APIError
 from naiad.openai_server.api.parsing.families import FamilyChoices
-from naiad.openai_server.engines import local_model, model_names
+from naiad.openai_server.engines import checkpoint_loader, local_model, model_names
 from naiad.openai_server.engines.interface import LoadedCheckpoint
 from naiad.openai_server.engines.local_models import LocalModels
 from naiad.outputs import RequestOutput
@@ -162,7 +162,7 @@ def test_an_output_that_can_not_be_taken_ends_its_generation_alone(
     async def test() -> None:
         with ThreadPoolExecutor(1) as pool:
             loop = asyncio.get_running_loop()
-            model = local_model.LocalModel(directory, "llm", loop, pool, pool, FamilyChoices())
+            model = local_model.LocalModel(directory, "llm", loop, pool, Mock())
             monkeypatch.setattr(model._client, "abort", aborted.extend)
             failing, served = model._register(asked, texts), model._register(asked, texts)
             model._take_outputs([RequestOutput(1, [5]), RequestOutput(2, [5])], None)
@@ -185,8 +185,8 @@ def readings(monkeypatch: pytest.MonkeyPatch) -> Readings:
     def checkpoint_of(info: Any, tokenizer: Any, _families: FamilyChoices) -> LoadedCheckpoint:
         return LoadedCheckpoint(info, tokenizer, Mock(), Mock())
 
-    monkeypatch.setattr(local_model, "Tokenizer", readings)
-    monkeypatch.setattr(local_model, "_checkpoint_of", checkpoint_of)
+    monkeypatch.setattr(checkpoint_loader, "Tokenizer", readings)
+    monkeypatch.setattr(checkpoint_loader, "_checkpoint_of", checkpoint_of)
     return readings
 
 
@@ -232,6 +232,37 @@ def test_a_checkpoint_that_is_the_same_is_not_read_again(
     """Each reading leaves some megabytes with the process, and most engines that come are the same ones."""
     serve_three_times(directory, tmp_path, change=False)
     assert len(readings.threads) == 1
+
+
+def test_another_model_of_the_checkpoint_reads_nothing(
+    tmp_path: Path, readings: Readings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that is started again has a directory of its own, and so a model of its own here."""
+
+    def ready(directory: Path) -> Any:
+        return Mock(checkpoint=Mock(model_dir=str(directory)))
+
+    async def test() -> None:
+        loader = checkpoint_loader.CheckpointLoader(FamilyChoices())
+        others = [tmp_path / str(number) for number in range(4)]
+        for directory in others:
+            directory.mkdir()
+            (directory / "tokenizer.json").write_text("{}")
+        first = await loader.load(ready(others[0]))
+        assert (await loader.load(ready(others[0]))).tokenizer is first.tokenizer
+        assert len(readings.threads) == 1
+        for directory in others:
+            await loader.load(ready(directory))
+        assert len(readings.threads) == 4
+        # Not all are kept for ever.
+        monkeypatch.setattr(checkpoint_loader, "_MOST_TOKENIZERS", 1)
+        await loader.load(ready(others[3]))
+        assert len(readings.threads) == 4
+        await loader.load(ready(others[0]))
+        assert len(readings.threads) == 5
+        loader.close()
+
+    asyncio.run(test())
 
 
 def serve_three_times(directory: Path, model_dir: Path, *, change: bool) -> None:

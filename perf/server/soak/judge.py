@@ -13,8 +13,8 @@ from perf.server.soak.memory import ENGINE
 from perf.server.soak.questions import Heard, Question
 
 RELOAD, STUB = "reload", "text"
-# In this order, again and again: a process that was killed then also meets the end of an engine and a reload.
-DISTURBANCES = (OPENAI, GATE, STUB, ENGINE, RELOAD)
+# In this order, again and again. The server is started anew when a stub has ended, and reloads soon after.
+DISTURBANCES = (OPENAI, STUB, RELOAD, ENGINE, GATE)
 _BROKE = ("the connection broke", "the call broke")
 # Ends of requests whose deadline passes in the queue.
 _LATE = ("timeout", "deadline")

@@ -10,24 +10,18 @@ from collections.abc import Callable, Collection
 from concurrent.futures import Executor
 from pathlib import Path
 
-from naiad.config import ModelConfig
 from naiad.engine_process import AttachedClient
 from naiad.engine_process.observations import ObservationBatch, Observations
 from naiad.engine_process.protocol import Ready
 from naiad.errors import EngineAwayError, EngineLostError, InternalError, NaiadError, place_of
-from naiad.file_identity import FileIdentity
 from naiad.frontend.chunks import ChunkTexts
-from naiad.frontend.limits import ModelLimits
-from naiad.frontend.prompt import PromptEncoder
-from naiad.openai_server.api.parsing.families import FamilyChoices
-from naiad.openai_server.api.parsing.output_parser import grammar_of
 from naiad.openai_server.api.reading import AskedGeneration, RequestReader
+from naiad.openai_server.engines.checkpoint_loader import CheckpointLoader
 from naiad.openai_server.engines.interface import LoadedCheckpoint
 from naiad.openai_server.engines.local_generation import LocalGeneration
 from naiad.openai_server.engines.snapshot_desk import NamedSnapshot, SnapshotDesk
 from naiad.outputs import EngineStats, RequestOutput
 from naiad.recording.recorder import Recorder
-from naiad.tokenization import Tokenizer
 
 _LOOK_PATIENCE_S = 0.2
 
@@ -46,8 +40,7 @@ class LocalModel:
         engine: str,
         loop: asyncio.AbstractEventLoop,
         pool: Executor,
-        loader: Executor,
-        families: FamilyChoices,
+        loader: CheckpointLoader,
         make_recorder: MakeRecorder | None = None,
     ) -> None:
         """Set up; a thread begins to look for the engine.
@@ -58,11 +51,9 @@ class LocalModel:
             loop: the event loop that reads generations.
             pool: runs what would hold up the event loop.
             loader: reads checkpoints.
-            families: how the families are chosen that say how the model writes.
             make_recorder: makes what records requests; None: they are not recorded.
         """
         self._recorder = None if make_recorder is None else make_recorder(self._served_name)
-        self._families = families
         self.engine = engine
         self.has_token_ids = True
         self.observations = Observations()
@@ -73,8 +64,6 @@ class LocalModel:
         self._live: dict[int, LocalGeneration] = {}
         self._ids = itertools.count(1)
         self._loaded: LoadedCheckpoint | None = None
-        # With the files that it was read from.
-        self._tokenizer: tuple[dict[Path, FileIdentity], Tokenizer] | None = None
         # Of the engine whose checkpoint was read last.
         self._last_info: Ready | None = None
         self._loading = asyncio.Lock()
@@ -111,7 +100,7 @@ class LocalModel:
                 )
             if self._loaded is None or self._loaded.info is not info:
                 self._loaded, self._last_info = None, info
-                self._loaded = await self._loop.run_in_executor(self._loader, self._load, info)
+                self._loaded = await self._loader.load(info)
             return self._loaded
 
     async def snapshot(self) -> NamedSnapshot:
@@ -156,23 +145,6 @@ class LocalModel:
     def close(self) -> None:
         """Hang up; live generations fail."""
         self._client.close()
-
-    def _load(self, info: Ready) -> LoadedCheckpoint:
-        """Read an engine's checkpoint; in the loader's thread, never twice at the same time."""
-        return _checkpoint_of(info, self._tokenizer_of(info.checkpoint.model_dir), self._families)
-
-    def _tokenizer_of(self, directory: str) -> Tokenizer:
-        """Return the tokenizer of a checkpoint; the one that is there if its files are still the same.
-
-        Most engines that come are those that were there before, started again. To read a tokenizer takes
-        tens of megabytes, a part of which stays with the process.
-        """
-        files = _identities_of(directory)
-        if not files or self._tokenizer is None or self._tokenizer[0] != files:
-            # The next has room where this one was.
-            self._tokenizer = None
-            self._tokenizer = files, Tokenizer.from_directory(directory)
-        return self._tokenizer[1]
 
     def _served_name(self) -> str:
         info = self.info or self._last_info
@@ -271,26 +243,3 @@ def _wake(generations: list[LocalGeneration]) -> None:
 def _close(begun: asyncio.Future[tuple[AskedGeneration, LocalGeneration]]) -> None:
     if not begun.cancelled() and begun.exception() is None:
         begun.result()[1].close()
-
-
-def _checkpoint_of(info: Ready, tokenizer: Tokenizer, families: FamilyChoices) -> LoadedCheckpoint:
-    config = ModelConfig.from_directory(info.checkpoint.model_dir)
-    limits = ModelLimits(
-        max_model_len=info.max_model_len,
-        vocab_size=info.vocab_size,
-        eos_token_ids=tuple(info.eos_token_ids),
-        exclude_input_in_output=True,
-    )
-    encoder = PromptEncoder(tokenizer, info.max_model_len, config.vocab_size)
-    reader = RequestReader(encoder, limits, grammar_of(tokenizer, families))
-    return LoadedCheckpoint(info, tokenizer, reader, ChunkTexts(tokenizer.table))
-
-
-def _identities_of(directory: str) -> dict[Path, FileIdentity]:
-    """The files of a checkpoint; none if they cannot be looked at."""
-    path = Path(directory)
-    try:
-        return {each: FileIdentity.of(each) for each in (path.iterdir() if path.is_dir() else [path])}
-    except OSError:
-        # Whoever reads them says what is wrong.
-        return {}

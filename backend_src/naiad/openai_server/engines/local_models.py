@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor
 from pathlib import Path
 
 from naiad.engine_process.instance import claimed_names, engine_names, owner_names
@@ -13,6 +13,7 @@ from naiad.engine_process.observations import ObservationBatch
 from naiad.engine_process.runtime_dir import runtime_directories_below
 from naiad.openai_server.api.parsing.families import FamilyChoices
 from naiad.openai_server.engines import model_names
+from naiad.openai_server.engines.checkpoint_loader import CheckpointLoader
 from naiad.openai_server.engines.local_model import LocalModel, MakeRecorder
 from naiad.openai_server.engines.model_names import ModelNames
 
@@ -42,12 +43,9 @@ class LocalModels:
         """
         self.observes = True
         self._make_recorder = make_recorder
-        self._families = families
         self._server_pid = server_pid
         self._pool = pool
-        # The C library keeps what a thread has freed for that thread. A tokenizer takes tens of megabytes, so
-        # all are read by one thread, which has room for the next where an earlier one was.
-        self._loader = ThreadPoolExecutor(1, "openai-load")
+        self._loader = CheckpointLoader(families)
         self._models: dict[_Key, LocalModel] = {}
         self._last_seen_s: dict[_Key, float] = {}
         # The name that a model's engine has told last, and the one by which clients know the model.
@@ -71,8 +69,7 @@ class LocalModels:
         found, owners, claimed = await loop.run_in_executor(self._pool, self._engines)
         self._present = found | owners
         for key in found - self._models.keys():
-            pools = (self._pool, self._loader)
-            self._models[key] = LocalModel(*key, loop, *pools, self._families, self._make_recorder)
+            self._models[key] = LocalModel(*key, loop, self._pool, self._loader, self._make_recorder)
         closed = self._forget_those_gone(found | owners | claimed)
         self._closed += closed
         for model in closed:
@@ -148,7 +145,7 @@ class LocalModels:
         for model in self._models.values():
             with contextlib.suppress(OSError):
                 await loop.run_in_executor(self._pool, model.close)
-        self._loader.shutdown(wait=False, cancel_futures=True)
+        self._loader.close()
 
     def _engines(self) -> tuple[set[_Key], set[_Key], set[_Key]]:
         """The engines that have a socket, their models, whose engines may be away, and all models."""
