@@ -190,8 +190,8 @@ def test_results_that_do_not_exist_are_empty_and_worse_than_any_other() -> None:
 
 def test_a_search_that_comes_to_a_dead_end_is_an_error_for_each() -> None:
     drive = EngineDrive()
-    # The model does not have this id, so no token is possible.
-    params = SamplingParams(max_tokens=6, allowed_token_ids=(1000,))
+    # The only id that is allowed is excluded, so no token is possible.
+    params = SamplingParams(max_tokens=6, allowed_token_ids=(5,), bad_words=((5,),))
     drive.add(1, PROMPT, params, sibling_ids=(2,), beam=BeamParams())
     drive.run()
     assert {drive.finals[each].error_status for each in (1, 2)} == {"INVALID_ARG"}
