@@ -136,11 +136,11 @@ class FakeRunner:
                     assert self._read(state, len(text)) == text
                 num_candidates = state.params.num_candidates
                 if num_candidates:
-                    allowed = state.params.allowed_token_ids
+                    allowed, excluded = state.params.allowed_token_ids, state.params.bad_words
                     result.candidates[sequence_id] = [
                         candidate
                         for candidate in next_candidates(text, self.model_config.vocab_size)
-                        if not allowed or candidate[0] in allowed
+                        if (not allowed or candidate[0] in allowed) and (candidate[0],) not in excluded
                     ][:num_candidates]
                     continue
                 result.sampled_token_ids[sequence_id] = self._verified(text, len(row.draft_token_ids))
