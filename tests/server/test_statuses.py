@@ -262,9 +262,18 @@ def test_a_stop_over_http_ends_a_running_generate(narrow: Server, frontend: str,
         assert status == 200
         assert "error" not in text
         check_stopped(frontend, stopped)
-        assert not other.done()
-        stop(narrow, is_unary, "fill")
-        check_stopped(frontend, other)
+        if other.done():
+            # On a fast machine it may have come to its end meanwhile.
+            check_whole(frontend, other)
+        else:
+            stop(narrow, is_unary, "fill")
+            check_stopped(frontend, other)
+
+
+def check_whole(frontend: str, request: Future[tuple[int, str]]) -> None:
+    status, text = request.result()
+    reason = None if frontend == "vllm_model" else "length"
+    assert (status, json.loads(text).get("finish_reason")) == (200, reason)
 
 
 def check_stopped(frontend: str, request: Future[tuple[int, str]]) -> None:
