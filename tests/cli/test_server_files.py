@@ -62,8 +62,17 @@ def test_an_installed_server_must_be_a_program(package: Path) -> None:
 
 
 def test_the_servers_python_is_ours_and_comes_first() -> None:
-    environment = server_environment({"PATH": "/usr/bin", "HOME": "/h"}, None)
-    assert environment == {"PATH": f"{Path(sys.executable).parent}:/usr/bin", "HOME": "/h"}
+    environment = server_environment({"PATH": "/usr/bin", "HOME": "/h", "MALLOC_ARENA_MAX": "7"}, None)
+    path = f"{Path(sys.executable).parent}:/usr/bin"
+    assert environment == {"PATH": path, "HOME": "/h", "MALLOC_ARENA_MAX": "7"}
+
+
+@pytest.mark.parametrize(("num_cores", "num_arenas"), [(1, "2"), (2, "2"), (64, "64")])
+def test_the_server_takes_memory_from_an_arena_for_each_core(
+    num_cores: int, num_arenas: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(num_cores)))
+    assert server_environment({}, None)["MALLOC_ARENA_MAX"] == num_arenas
 
 
 @pytest.mark.parametrize(("before", "after"), [("/old", "/new:/old"), ("", "/new")])

@@ -15,6 +15,8 @@ from naiad.errors import StartupError
 
 # The Python backend's program that runs one model.
 STUB_NAME = "triton_python_backend_stub"
+# Of the C library, on a machine with one core.
+_LEAST_ARENAS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +95,15 @@ def package_directory() -> Path | None:
 def server_environment(environment: Mapping[str, str], library_dir: str | None) -> dict[str, str]:
     """The server's environment.
 
-    The stub runs the first Python on PATH, and finds libpython by LD_LIBRARY_PATH.
+    The stub runs the first Python on PATH, and finds libpython by LD_LIBRARY_PATH. The C library takes memory
+    from an arena for each core, unless MALLOC_ARENA_MAX says another number: from the eight that it takes by
+    itself the server's memory grows with each reload of a model.
     """
     paths = {"PATH": str(Path(sys.executable).parent)}
     if library_dir is not None:
         paths["LD_LIBRARY_PATH"] = library_dir
-    changed = dict(environment)
+    num_arenas = max(_LEAST_ARENAS, len(os.sched_getaffinity(0)))
+    changed = {"MALLOC_ARENA_MAX": str(num_arenas), **environment}
     for name, first in paths.items():
         rest = environment.get(name, "")
         changed[name] = f"{first}:{rest}" if rest else first
