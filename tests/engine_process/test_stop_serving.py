@@ -47,6 +47,15 @@ def errors(recorder: Recorder, sequence_id: int) -> tuple[int, FinishReason | No
     )
 
 
+def submit_one_that_waits_for_its_grammar(client: EngineClient, recorder: Recorder) -> None:
+    """Submit sequence 1; the engine has taken it when sequence 2, which it refuses, has ended."""
+    waiting = make_request(1, first_id=10)
+    held = GrammarSpec(kind=GrammarKind.REGEX, source="held")
+    waiting = replace(waiting, params=replace(waiting.params, grammar=held))
+    client.submit([waiting, make_request(2, REFUSED_ID)])
+    recorder.wait_finished(2)
+
+
 def is_refused(client: EngineClient, recorder: Recorder) -> bool:
     """Whether a new request is refused; the notice is sent by another client, so it may arrive later."""
     number = len(recorder.outputs) + 100
@@ -92,11 +101,7 @@ def test_a_request_that_waits_for_its_grammar_is_answered_in_time_too(
 ) -> None:
     """Nothing else wakes the engine: it has no work, and the request has no deadline."""
     client, recorder = served
-    waiting = make_request(1, first_id=10)
-    held = GrammarSpec(kind=GrammarKind.REGEX, source="held")
-    waiting = replace(waiting, params=replace(waiting.params, grammar=held))
-    client.submit([waiting, make_request(2, REFUSED_ID)])
-    recorder.wait_finished(2)
+    submit_one_that_waits_for_its_grammar(client, recorder)
     make_notice(0.3).send()
     recorder.wait_finished(1)
     message = "the request did not finish in 0.3 s before the server stopped"
@@ -156,11 +161,7 @@ def test_a_sequence_that_waits_for_its_grammar_has_not_ended(
     served: Served, make_notice: MakeNotice, socket_dir: Path
 ) -> None:
     client, recorder = served
-    waiting = make_request(1, first_id=10)
-    held = GrammarSpec(kind=GrammarKind.REGEX, source="held")
-    waiting = replace(waiting, params=replace(waiting.params, grammar=held))
-    client.submit([waiting, make_request(2, REFUSED_ID)])
-    recorder.wait_finished(2)
+    submit_one_that_waits_for_its_grammar(client, recorder)
     notice = make_notice(600.0)
     for _ in range(20):
         notice.send()

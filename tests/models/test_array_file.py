@@ -152,3 +152,5 @@ def test_an_array_that_is_not_there_is_refused(tmp_path: Path) -> None:
     write(tmp_path / "file")
     with pytest.raises(ArrayFileError, match="no array 'four'"):
         ArrayFile(tmp_path / "file").array("four")
+    with pytest.raises(ArrayFileError, match="no array 'four'"):
+        ArrayFile(tmp_path / "file").bytes_from("four")

@@ -197,7 +197,13 @@ class ArrayFile:
         return _array(self._memory, self._table.arrays[name])
 
     def bytes_from(self, name: str) -> torch.Tensor:
-        """The memory of an array, which is there, and of all after it: `[num_bytes]`, uint8."""
+        """The memory of an array and of all after it: `[num_bytes]`, uint8.
+
+        Raises:
+            ArrayFileError: there is no such array.
+        """
+        if name not in self.names:
+            raise ArrayFileError(f"it has no array {name!r}")
         return _bytes_from(self._memory, self._table.arrays, name)
 
 
