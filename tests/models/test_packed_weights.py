@@ -498,7 +498,7 @@ path = sys.argv[1]
 print("imported", flush=True)
 sys.stdin.readline()
 for _ in range(5):
-    for each in CheckpointCache(path).find("float32.weights"): each.unlink()
+    for each in CheckpointCache(path).find("float32.weights"): each.unlink(missing_ok=True)
     load_model(path, ModelConfig.from_directory(path), LoadOptions(native=True), CheckpointCache(path))
 """
 
