@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import sys
 
 import pytest
@@ -131,3 +132,11 @@ def test_a_template_that_does_not_compile_is_refused_when_used() -> None:
 )
 def test_what_chat_templates_use_works(source: str, expected: str) -> None:
     assert rendered(source) == expected
+
+
+def test_nothing_is_left_to_the_garbage_collector() -> None:
+    template = ChatTemplate("{% for each in messages %}{{ each.content }}{% endfor %}", {})
+    template.render(MESSAGES)
+    gc.collect()
+    template.render(MESSAGES)
+    assert gc.collect() == 0

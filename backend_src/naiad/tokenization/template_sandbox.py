@@ -104,6 +104,23 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         return _checked(super().call_binop(context, operator, left, right))
 
 
+class _Watch:
+    """A trace function that stops a template which runs too long or builds too large a value."""
+
+    def __init__(self, deadline_s: float) -> None:
+        """Stop it at this moment of `time.monotonic`."""
+        self._deadline_s = deadline_s
+
+    def __call__(self, frame: FrameType, _event: str, _argument: Any) -> _Watch:
+        """See `sys.settrace`."""
+        if time.monotonic() > self._deadline_s:
+            raise RenderTimeoutError
+        if frame.f_code.co_filename == "<template>":
+            for value in frame.f_locals.values():
+                _checked(value)
+        return self
+
+
 def render(template: jinja2.Template, values: dict[str, Any]) -> str:
     """Render within the limits.
 
@@ -111,21 +128,11 @@ def render(template: jinja2.Template, values: dict[str, Any]) -> str:
         RenderTimeoutError: it took longer than MAX_RENDER_S.
         Exception: whatever the template raised, or SecurityError for a limit.
     """
-    deadline_s = time.monotonic() + MAX_RENDER_S
-
-    def watch(frame: FrameType, _event: str, _argument: Any) -> Any:
-        if time.monotonic() > deadline_s:
-            raise RenderTimeoutError
-        if frame.f_code.co_filename == "<template>":
-            for value in frame.f_locals.values():
-                _checked(value)
-        return watch
-
     pieces: list[str] = []
     num_chars = 0
     previous = sys.gettrace()
     # A loop that emits nothing offers no other place to check the clock.
-    sys.settrace(watch)
+    sys.settrace(_Watch(time.monotonic() + MAX_RENDER_S))
     try:
         for piece in template.generate(values):
             pieces.append(piece)
