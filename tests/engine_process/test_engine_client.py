@@ -119,11 +119,11 @@ def test_refused_requests_take_no_room(served: Served) -> None:
 
 
 def test_request_that_can_not_be_encoded_leaves_nothing_behind(make_client: MakeClient) -> None:
-    client, recorder = make_client(watchdog_s=1.0)
+    client, recorder = make_client(watchdog_s=3.0)
     client.start()
     with pytest.raises(InternalError, match="can not be sent to the engine"):
         client.submit([make_request(1, first_id=4), make_request(2, first_id=2**64)])
-    time.sleep(1.5)
+    time.sleep(3.5)
     client.submit([make_request(3, first_id=4)])
     recorder.wait_finished(3)
     assert recorder.num_losses == 0

@@ -186,7 +186,7 @@ def test_engine_restarts_after_an_exception_in_its_loop(served: Served) -> None:
 
 
 def test_wedged_engine_is_killed_and_replaced(make_client: MakeClient) -> None:
-    client, recorder = make_client(watchdog_s=0.3)
+    client, recorder = make_client(watchdog_s=1.0)
     client.start()
     old_pid = client.pid
     client.submit([make_request(1, STUCK_ID)])
@@ -198,7 +198,7 @@ def test_wedged_engine_is_killed_and_replaced(make_client: MakeClient) -> None:
 def test_a_step_that_hangs_for_another_client_alone_is_seen(
     make_client: MakeClient, socket_dir: Path
 ) -> None:
-    client, recorder = make_client(watchdog_s=0.3)
+    client, recorder = make_client(watchdog_s=1.0)
     client.start()
     other = RawClient(socket_dir / "llm.engine")
     assert isinstance(other.receive(), Ready)
@@ -209,7 +209,7 @@ def test_a_step_that_hangs_for_another_client_alone_is_seen(
 
 
 def test_messages_that_pass_a_hanging_step_do_not_hide_it(make_client: MakeClient, socket_dir: Path) -> None:
-    client, recorder = make_client(watchdog_s=0.3)
+    client, recorder = make_client(watchdog_s=1.0)
     client.start()
     other = RawClient(socket_dir / "llm.engine")
     assert isinstance(other.receive(), Ready)
@@ -241,11 +241,22 @@ def test_watchdog_leaves_an_engine_alone_whose_other_client_has_been_served(
 
 
 def test_watchdog_leaves_an_idle_engine_alone(make_client: MakeClient) -> None:
-    client, recorder = make_client(watchdog_s=0.05)
+    client, recorder = make_client(watchdog_s=2.0)
     client.start()
     pid = client.pid
-    time.sleep(1.2)
+    time.sleep(4.5)
     assert (client.pid, recorder.num_losses) == (pid, 0)
+
+
+def test_an_engine_that_is_stopped_while_it_is_idle_is_replaced(make_client: MakeClient) -> None:
+    client, recorder = make_client(watchdog_s=1.0)
+    client.start()
+    old_pid = client.pid
+    assert old_pid is not None
+    os.kill(old_pid, signal.SIGSTOP)
+    recorder.wait_for(lambda: recorder.num_losses == 1)
+    wait_until(lambda: client.is_ready)
+    assert client.pid != old_pid
 
 
 def test_ctrl_c_does_not_reach_the_engine(served: Served) -> None:

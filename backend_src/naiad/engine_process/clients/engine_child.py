@@ -19,6 +19,7 @@ from naiad.engine_process.protocol import (
     EngineMessage,
     Observed,
     Ready,
+    SnapshotTaken,
     StartFailed,
     StepDone,
     StopRequests,
@@ -28,7 +29,7 @@ from naiad.engine_process.unix_socket import check_socket_path
 from naiad.errors import StartupError
 
 # What the engine sends to its owner. Only steps and reports wait until it has started.
-OwnersMessage = StepDone | StopRequests | Observed | UsageReport | Busy
+OwnersMessage = StepDone | StopRequests | Observed | UsageReport | Busy | SnapshotTaken
 
 _CONNECT_RETRY_S = 0.01
 _START_POLL_S = 0.2
@@ -185,7 +186,7 @@ class EngineChild:
                     ready = message
                 case StepDone() if ready is None:
                     raise ConnectionError("the engine process spoke before it was ready")
-                case StepDone() | StopRequests() | Observed() | UsageReport() | Busy():
+                case StepDone() | StopRequests() | Observed() | UsageReport() | Busy() | SnapshotTaken():
                     self._early.append(message)
         return ready
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -15,10 +16,12 @@ from naiad.engine_process.clients.engine_child import EngineChild, OwnersMessage
 from naiad.engine_process.observations import ObservationBatch
 from naiad.engine_process.protocol import (
     Abort,
+    AskSnapshot,
     Busy,
     Drain,
     Observed,
     Ready,
+    SnapshotTaken,
     StepDone,
     StopRequests,
     UsageReport,
@@ -46,7 +49,7 @@ class ClientTimings:
         max_backoff_s: maximum wait between restarts.
         healthy_after_s: a run that has been ready this long resets the back-off.
         watchdog_s: an engine that has work, of whichever client, and ends no step for this long is killed;
-            0: never.
+            so is one that does not answer its owner for this long. 0: never.
     """
 
     start_timeout_s: float = 900.0
@@ -116,6 +119,8 @@ class EngineClient:
         self._is_busy = False  # with sequences of any client, as the engine says
         self._busy_since_s = 0.0
         self._info: Ready | None = None
+        # When the dispatcher has asked the engine for a snapshot that has not come; infinite: there is none.
+        self._asked_s = math.inf
         self._closing = threading.Event()
         self._dispatcher = threading.Thread(target=self._dispatch, name="engine-dispatcher", daemon=True)
 
@@ -235,6 +240,7 @@ class EngineClient:
         child = self._child
         assert child is not None
         ready_s = last_step_s = time.monotonic()
+        self._asked_s = math.inf
         is_wedged = False
         try:
             while True:
@@ -242,12 +248,13 @@ class EngineClient:
                 messages = child.receive(0.0 if is_wedged else _RECEIVE_POLL_S)
                 for message in messages:
                     if _is_of_its_loop(message):
-                        last_step_s = time.monotonic()
+                        last_step_s, self._asked_s = time.monotonic(), math.inf
                     self._deliver(message)
                 if is_wedged and not messages:
                     break
+                self._ask_if_quiet(child, last_step_s)
                 is_wedged = self._is_wedged(last_step_s)
-            logger.error("the engine process has work and ended no step for %g s", self._timings.watchdog_s)
+            logger.error("the engine process stands still for %g s", self._timings.watchdog_s)
         except (OSError, MemoryError) as error:
             if not self._closing.is_set():
                 logger.error("the engine process is lost: %s", error)
@@ -270,6 +277,9 @@ class EngineClient:
                     self._is_busy = is_busy
             case StepDone(outputs, stats):
                 self._take(outputs, stats)
+            case SnapshotTaken():
+                # It was asked for to see that the engine lives.
+                return
 
     def _take(self, outputs: list[RequestOutput], stats: EngineStats | None) -> None:
         finished = [output.sequence_id for output in outputs if output.finish_reason is not None]
@@ -284,13 +294,26 @@ class EngineClient:
         if not self._outstanding and not self._is_busy:
             self._busy_since_s = time.monotonic()
 
+    def _ask_if_quiet(self, child: EngineChild, last_step_s: float) -> None:
+        """Ask the engine for something if it has said nothing for a while.
+
+        A process that is stopped as a whole, while it has no work, can not say that other clients' work has
+        come.
+        """
+        now_s = time.monotonic()
+        may_be_quiet_s = self._timings.watchdog_s / 2
+        if may_be_quiet_s and self._asked_s == math.inf and now_s - last_step_s > may_be_quiet_s:
+            self._asked_s = now_s
+            with self._send_lock:
+                child.send(encode_frame(AskSnapshot()))
+
     def _is_wedged(self, last_step_s: float) -> bool:
         if not self._timings.watchdog_s:
             return False
         with self._lock:
             has_work = self._is_busy or bool(self._outstanding)
-            quiet_s = time.monotonic() - max(last_step_s, self._busy_since_s)
-            return has_work and quiet_s > self._timings.watchdog_s
+            since_s = min(self._asked_s, self._busy_since_s if has_work else math.inf)
+        return time.monotonic() - max(last_step_s, since_s) > self._timings.watchdog_s
 
     def _lose(self, child: EngineChild) -> None:
         with self._lock:
@@ -328,4 +351,6 @@ class EngineClient:
 
 def _is_of_its_loop(message: OwnersMessage) -> bool:
     """Whether the engine's loop has sent this; its other thread refuses and forwards even if a step hangs."""
-    return isinstance(message, UsageReport) or (isinstance(message, StepDone) and message.stats is not None)
+    if isinstance(message, StepDone):
+        return message.stats is not None
+    return isinstance(message, UsageReport | SnapshotTaken)
