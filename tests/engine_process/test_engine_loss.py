@@ -259,6 +259,13 @@ def test_an_engine_that_is_stopped_while_it_is_idle_is_replaced(make_client: Mak
     assert client.pid != old_pid
 
 
+def test_work_without_a_step_is_seen_even_if_the_engine_answers(make_client: MakeClient) -> None:
+    client, recorder = make_client(watchdog_s=1.0)
+    client.start()
+    client._outstanding.add(1)  # as if the engine had lost it
+    recorder.wait_for(lambda: recorder.num_losses == 1)
+
+
 def test_ctrl_c_does_not_reach_the_engine(served: Served) -> None:
     client, recorder = served
     assert client.pid is not None

@@ -119,8 +119,9 @@ class EngineClient:
         self._is_busy = False  # with sequences of any client, as the engine says
         self._busy_since_s = 0.0
         self._info: Ready | None = None
-        # When the dispatcher has asked the engine for a snapshot that has not come; infinite: there is none.
-        self._asked_s = math.inf
+        # When the dispatcher heard of the engine's loop, and when it asked for a snapshot that has not come
+        # yet (infinite: it has not asked).
+        self._last_heard_s, self._asked_s = 0.0, math.inf
         self._closing = threading.Event()
         self._dispatcher = threading.Thread(target=self._dispatch, name="engine-dispatcher", daemon=True)
 
@@ -239,7 +240,7 @@ class EngineClient:
     def _serve_child(self) -> None:
         child = self._child
         assert child is not None
-        ready_s = last_step_s = time.monotonic()
+        ready_s = last_step_s = self._last_heard_s = time.monotonic()
         self._asked_s = math.inf
         is_wedged = False
         try:
@@ -248,11 +249,13 @@ class EngineClient:
                 messages = child.receive(0.0 if is_wedged else _RECEIVE_POLL_S)
                 for message in messages:
                     if _is_of_its_loop(message):
-                        last_step_s, self._asked_s = time.monotonic(), math.inf
+                        self._last_heard_s, self._asked_s = time.monotonic(), math.inf
+                        if not isinstance(message, SnapshotTaken):
+                            last_step_s = self._last_heard_s
                     self._deliver(message)
                 if is_wedged and not messages:
                     break
-                self._ask_if_quiet(child, last_step_s)
+                self._ask_if_quiet(child)
                 is_wedged = self._is_wedged(last_step_s)
             logger.error("the engine process stands still for %g s", self._timings.watchdog_s)
         except (OSError, MemoryError) as error:
@@ -294,7 +297,7 @@ class EngineClient:
         if not self._outstanding and not self._is_busy:
             self._busy_since_s = time.monotonic()
 
-    def _ask_if_quiet(self, child: EngineChild, last_step_s: float) -> None:
+    def _ask_if_quiet(self, child: EngineChild) -> None:
         """Ask the engine for something if it has said nothing for a while.
 
         A process that is stopped as a whole, while it has no work, can not say that other clients' work has
@@ -302,18 +305,23 @@ class EngineClient:
         """
         now_s = time.monotonic()
         may_be_quiet_s = self._timings.watchdog_s / 2
-        if may_be_quiet_s and self._asked_s == math.inf and now_s - last_step_s > may_be_quiet_s:
+        if may_be_quiet_s and self._asked_s == math.inf and now_s - self._last_heard_s > may_be_quiet_s:
             self._asked_s = now_s
             with self._send_lock:
                 child.send(encode_frame(AskSnapshot()))
 
     def _is_wedged(self, last_step_s: float) -> bool:
-        if not self._timings.watchdog_s:
+        """Whether a question stays without an answer, or work without a step, for too long.
+
+        An answer is no step: a loop that lives may have lost a sequence.
+        """
+        limit_s, now_s = self._timings.watchdog_s, time.monotonic()
+        if not limit_s:
             return False
         with self._lock:
             has_work = self._is_busy or bool(self._outstanding)
-            since_s = min(self._asked_s, self._busy_since_s if has_work else math.inf)
-        return time.monotonic() - max(last_step_s, since_s) > self._timings.watchdog_s
+            works_since_s = max(last_step_s, self._busy_since_s)
+        return now_s - self._asked_s > limit_s or (has_work and now_s - works_since_s > limit_s)
 
     def _lose(self, child: EngineChild) -> None:
         with self._lock:
