@@ -68,7 +68,24 @@ def draw(team: Team) -> Compute:
     return compute
 
 
-CASES = {"product": product, "draw": draw}
+def buffers(team: Team) -> Compute:
+    """The rows between two products lie in memory that grows with the step."""
+    num_tokens, width, wide = 1 << 13, 64, 1 << 10
+    recorder = TapeRecorder()
+    rows = recorder.rows(width)
+    for num_outputs, num_inputs in ((wide, width), (16, wide)):
+        rows = linear(rows, NativeWeight.of(torch.ones(num_outputs, num_inputs), None))
+    tape = Tape(recorder.finish(rows), team)
+    x = torch.ones(num_tokens, width)
+
+    def compute(is_large: bool) -> bool:
+        count = num_tokens if is_large else 3
+        return bool((tape.run(count, inputs=[x[:count]]) == width * wide).all())
+
+    return compute
+
+
+CASES = {"product": product, "draw": draw, "buffers": buffers}
 
 
 def main() -> None:

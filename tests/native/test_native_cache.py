@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import itertools
 import os
@@ -106,6 +107,20 @@ def test_a_compiled_library_is_found_without_a_compiler(
     (build.SOURCE_DIR / "one.cpp").write_text("// another\n")
     with pytest.raises(BuildError, match=r"^no C\+\+ compiler is installed \(looked for no-such-compiler\)$"):
         load(small)
+
+
+def test_a_cache_on_a_full_disk_does_not_cost_the_kernels(
+    small: Variant, fake: FakeCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def copy(_: Path, path: Path) -> None:
+        path.write_bytes(b"a part")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    monkeypatch.setattr(build.shutil, "copyfile", copy)
+    for num_compiled in (1, 2):
+        load(small)
+        assert fake.num_compiled == num_compiled
+        assert [path.name for path in folder().iterdir()] == ["lock"]
 
 
 @pytest.mark.parametrize("damage", [b"", b"\x7fELF" + bytes(100)], ids=["empty", "cut"])

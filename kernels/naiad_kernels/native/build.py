@@ -11,6 +11,7 @@ import subprocess
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 from naiad_kernels.native.cache import LibraryCache
@@ -125,7 +126,7 @@ def _run(command: Sequence[str]) -> None:
 
 
 def _compiled(name: str, flags: Sequence[str]) -> Library:
-    """Load a library from the cache, or compile it there, or in a directory that is then removed."""
+    """Load a library from the cache, or compile it and keep it there if that is possible."""
     cache = LibraryCache.of_user()
     try:
         command = compiler()
@@ -139,12 +140,20 @@ def _compiled(name: str, flags: Sequence[str]) -> Library:
     if found is not None:
         return found
     command += flags
-    if cache is not None and cache.is_writable:
-        return cache.add(name, lambda path: compile_library(command, path), Library)
     with tempfile.TemporaryDirectory(prefix="naiad-native-") as temporary:
-        path = Path(temporary) / f"{name}.so"
-        compile_library(command, path)
-        return Library(path)
+        made = Path(temporary) / f"{name}.so"
+
+        def build(path: Path) -> None:
+            compile_library(command, made)
+            shutil.copyfile(made, path)
+
+        if cache is not None and cache.is_writable:
+            # A full disk keeps the library from being kept, and not from being used.
+            with suppress(OSError):
+                return cache.add(name, build, Library)
+        if not made.exists():
+            compile_library(command, made)
+        return Library(made)
 
 
 def _toolchain_digest(command: Sequence[str]) -> str:

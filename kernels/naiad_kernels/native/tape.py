@@ -133,20 +133,23 @@ class Tape:
         """Have room for a step. What pads a row is zero, and stays so."""
         if self._capacity >= num_tokens:
             return
-        self._capacity = padded(num_tokens)
+        # The old memory goes first. If there is none for this step, the next one asks anew.
+        self._capacity = 0
         self._memory, self._result = [], torch.empty(0)
+        capacity = padded(num_tokens)
         for place, stride in enumerate(self._strides):
             # An input has memory of its own once it needs padding.
-            self._memory.append(torch.zeros(0 if place in self._inputs else self._capacity, stride))
+            self._memory.append(_zeros(0 if place in self._inputs else capacity, stride))
             self._buffers[place] = Buffer(self._memory[place].data_ptr(), stride)
-        self._lone_starts = array("i", range(self._capacity + 1))
-        self._lone_positions = array("q", bytes(8 * self._capacity))
+        self._lone_starts = array("i", range(capacity + 1))
+        self._lone_positions = array("q", bytes(8 * capacity))
+        self._capacity = capacity
 
     def _take_input(self, place: int, rows: torch.Tensor) -> None:
         """Let records read an input where it is if it needs no padding, or copy it."""
         if rows.shape[1] != self._strides[place] or not rows.is_contiguous() or rows.dtype != torch.float32:
             if not len(self._memory[place]):
-                self._memory[place] = torch.zeros(self._capacity, self._strides[place])
+                self._memory[place] = _zeros(self._capacity, self._strides[place])
             memory = self._memory[place][: len(rows)]
             memory[:, : rows.shape[1]] = rows
             rows = memory
@@ -212,6 +215,13 @@ def _places(recording: Recording) -> tuple[list[int], list[int]]:
             if last_read.get(value, index) == index and value not in recording.inputs:
                 free.setdefault(recording.widths[value], []).append(places[value])
     return places, strides
+
+
+def _zeros(num_rows: int, width: int) -> torch.Tensor:
+    try:
+        return torch.zeros(num_rows, width)
+    except RuntimeError as error:
+        raise MemoryError(f"there is no memory for {num_rows} rows of the native kernels") from error
 
 
 def _int64(tensor: torch.Tensor, num_tokens: int) -> int:
