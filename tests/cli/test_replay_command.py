@@ -142,6 +142,30 @@ def test_a_trace_of_mooncake_or_aiperf_is_played(
     assert "1 requests are left out" in captured.err
 
 
+def test_a_draft_model_is_named_as_a_model_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine itself knows directories alone."""
+    resolved: list[tuple[str, str]] = []
+
+    def resolve(name: str, key: str = "model_dir") -> Path:
+        resolved.append((name, key))
+        return tmp_path / name
+
+    played: list[EngineConfig] = []
+
+    def note(config: EngineConfig, *_: object) -> tuple[float, list[Any]]:
+        played.append(config)
+        return 0.0, []
+
+    monkeypatch.setattr(command, "resolve_model", resolve)
+    monkeypatch.setattr(command, "_play", note)
+    monkeypatch.setattr(command, "_summary", lambda *_: "")
+    trace = written(tmp_path, {"timestamp": 0, "input_length": 1, "output_length": 1})
+    assert replay(trace, Path("target"), "--drafter", "draft_model", "--draft-model", "org/draft") == 0
+    assert ("org/draft", "draft_model") in resolved
+    (config,) = played
+    assert (config.model_dir, config.draft_model) == (str(tmp_path / "target"), str(tmp_path / "org/draft"))
+
+
 def written(folder: Path, *rows: dict[str, Any]) -> Path:
     path = folder / "trace.jsonl"
     path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))

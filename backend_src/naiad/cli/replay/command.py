@@ -16,10 +16,11 @@ from naiad.cli.replay.differences import Difference, difference_of
 from naiad.cli.replay.played import PlayedRequest, read_requests
 from naiad.cli.replay.player import Played, Player
 from naiad.config import EngineConfig
+from naiad.config.model_location import text_of_path
 from naiad.errors import ConfigError
 
 _CLOSE_S = 5.0
-_MODEL_DIR, _INVARIANT = "model_dir", "batch_invariant"
+_MODEL_DIR, _DRAFT, _INVARIANT = "model_dir", "draft_model", "batch_invariant"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -54,11 +55,19 @@ def run(args: argparse.Namespace) -> int:
     if not args.speed > 0:
         raise ConfigError("--speed", args.speed, "a number > 0")
     requests = read_requests(args.file)
-    chosen = {_INVARIANT: "true", **chosen_parameters(args)}
-    config = EngineConfig.from_parameters({**chosen, _MODEL_DIR: str(resolve_model(args.model))})
+    config = EngineConfig.from_parameters(_parameters(args))
     begin_s, played = _play(config, requests, args.speed)
     print(_summary(played, time.monotonic() - begin_s), flush=True)
     return _compare(played, is_exact=config.batch_invariant)
+
+
+def _parameters(args: argparse.Namespace) -> dict[str, str]:
+    """The engine's settings, with the directories of its checkpoints."""
+    directory = text_of_path(resolve_model(text_of_path(args.model)))
+    parameters = {_INVARIANT: "true", **chosen_parameters(args), _MODEL_DIR: directory}
+    if args.draft_model:
+        parameters[_DRAFT] = text_of_path(resolve_model(parameters[_DRAFT], _DRAFT), _DRAFT)
+    return parameters
 
 
 def _play(
