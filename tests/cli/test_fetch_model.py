@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import threading
@@ -13,6 +14,7 @@ from helpers.server import eventually, gone
 from naiad.cli.checkpoints import fetch
 from naiad.cli.checkpoints.complete_directory import MANIFEST, exclusive_lock, fill_directory, is_complete
 from naiad.cli.main import main
+from naiad.config.model_location import DEFAULT_MODEL_NAME
 from naiad.errors import StartupError
 
 
@@ -264,6 +266,43 @@ def test_the_gguf_file_is_fetched_beside_the_converted_model(
     assert file.read_bytes() == b"GGUF"
     assert file.parent != fetch.fetch_default_model(None, make)
     assert fetch.fetch_default_gguf(None, refuse_to_make) == file
+
+
+@pytest.mark.parametrize("place", ["model", f"naiad/models/{DEFAULT_MODEL_NAME}"])
+def test_a_model_of_the_other_format_is_refused_and_stays(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    directory = tmp_path / place
+    fetch.fetch_default_model(directory, make)
+    with pytest.raises(StartupError, match=rf"^{directory} holds .* without \*\.gguf: choose another"):
+        fetch.fetch_default_gguf(directory, refuse_to_make)
+    assert fetch.fetch_default_model(directory, refuse_to_make) == directory
+    shutil.rmtree(directory)
+    fetch.fetch_default_gguf(directory, make_gguf)
+    with pytest.raises(StartupError, match=rf"^{directory} holds .* without \*\.safetensors: choose another"):
+        fetch.fetch_default_model(directory, refuse_to_make)
+    assert fetch.fetch_default_gguf(directory, refuse_to_make).parent == directory
+
+
+def test_a_model_of_the_other_format_that_appears_meanwhile_is_not_replaced(tmp_path: Path) -> None:
+    target = tmp_path / "model"
+    errors: list[StartupError] = []
+
+    def fetch_gguf() -> None:
+        try:
+            fetch.fetch_default_gguf(target, refuse_to_make)
+        except StartupError as error:
+            errors.append(error)
+
+    with exclusive_lock(target, print):
+        waiting = threading.Thread(target=fetch_gguf)
+        waiting.start()
+        fill_directory(target, make)
+    waiting.join(10)
+    (error,) = errors
+    assert "in another format" in str(error)
+    assert is_complete(target)
 
 
 def test_a_gguf_file_names_a_model(tmp_path: Path) -> None:

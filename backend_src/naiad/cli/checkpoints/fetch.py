@@ -79,26 +79,29 @@ def _no_model(option: str, name: str) -> StartupError:
     )
 
 
-def fetch_default_model(to: Path | None, make: Callable[[Path], None] | None = None) -> Path:
+def fetch_default_model(
+    to: Path | None, make: Callable[[Path], None] | None = None, suffix: str = ".safetensors"
+) -> Path:
     """Return the default model's directory; it is made first if it is not complete.
 
     Args:
         to: the directory; None: in the user's cache.
         make: fills an empty directory with the model; None: download and convert it.
+        suffix: how the names of the files with the weights end.
 
     Raises:
         StartupError: there is no network or no space, or the directory holds something else; the
             message names the remedy.
     """
     directory = (to or default_model_dir()).absolute()
-    if is_complete(directory):
+    if _is_finished(directory, suffix):
         return directory
     _refuse_foreign(directory)
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
         check_space(directory.parent, _NEEDED_BYTES, "the model", "make room, or choose another --to DIR")
         with exclusive_lock(directory, say):
-            if not is_complete(directory):
+            if not _is_finished(directory, suffix):
                 say(f"{DEFAULT_MODEL_NAME} is fetched once, to {directory}")
                 fill_directory(directory, make or _download_and_convert)
     except OSError as error:
@@ -120,7 +123,23 @@ def fetch_default_gguf(to: Path | None, make: Callable[[Path], None] | None = No
         StartupError: as `fetch_default_model`.
     """
     directory = to or default_model_dir().with_name(f"{DEFAULT_MODEL_NAME}-GGUF")
-    return next(fetch_default_model(directory, make or _download_gguf).glob("*.gguf"))
+    return next(fetch_default_model(directory, make or _download_gguf, ".gguf").glob("*.gguf"))
+
+
+def _is_finished(directory: Path, suffix: str) -> bool:
+    """Whether the finished model is there.
+
+    Raises:
+        StartupError: it is there, but in the other format.
+    """
+    if not is_complete(directory):
+        return False
+    if not any(directory.glob(f"*{suffix}")):
+        raise StartupError(
+            f"{directory} holds the finished model in another format, without *{suffix}: choose another "
+            "with --to DIR, or remove that one"
+        )
+    return True
 
 
 def _refuse_foreign(directory: Path) -> None:
