@@ -369,6 +369,14 @@ def test_a_setting_can_be_turned_off_for_a_model() -> None:
             models(args=["--tensor-parallel-size=2"]),
             "models.m.args has --tensor-parallel-size=2: expected the value tensorParallelSize instead",
         ),
+        (
+            models(args=["--max-num-seqs", "2", "--exit-timeout-s=300"]),
+            "models.m.args has --exit-timeout-s=300: expected the value exitSeconds instead, which the",
+        ),
+        (
+            models(args=["--shutdown-delay-s", "60"]),
+            "models.m.args has --shutdown-delay-s: expected the value preStopSeconds instead, which the",
+        ),
     ],
 )
 def test_what_can_not_be_is_refused(values: dict[str, Any], message: str) -> None:

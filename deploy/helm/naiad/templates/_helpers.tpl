@@ -59,6 +59,7 @@ helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version }}
 {{- fail (printf "models.%s.source.path is empty: name the checkpoint's folder in the claim" $name) -}}
 {{- end -}}
 {{- include "naiad.checkSplit" (list $name $model) -}}
+{{- include "naiad.checkArgs" (list $name $model) -}}
 {{- if and $model.deepHealth (not $keys.operatorSecret) -}}
 {{- fail (printf "models.%s.deepHealth needs keys.operatorSecret: only operators may ask for it" $name) -}}
 {{- end -}}
@@ -102,10 +103,18 @@ helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version }}
 {{- if and (eq $model.device "cuda") $limit (ne (toString $limit) (toString $ranks)) -}}
 {{- fail (printf "models.%s.resources.limits.nvidia.com/gpu = %v: expected %s, or no such limit" $name $limit $expected) -}}
 {{- end -}}
-{{- range $option, $value := dict "--tensor-parallel-size" "tensorParallelSize" "--pipeline-parallel-size" "pipelineParallelSize" -}}
+{{- end -}}
+
+{{/* Whether `args` has no option that the chart counts with. Called with a model's name and its settings. */}}
+{{- define "naiad.checkArgs" -}}
+{{- $name := index . 0 -}}
+{{- $model := index . 1 -}}
+{{- $gpus := "instead, by which GPUs are counted" -}}
+{{- $grace := "instead, which the pod's grace period counts" -}}
+{{- range $option, $value := dict "--tensor-parallel-size" (printf "tensorParallelSize %s" $gpus) "--pipeline-parallel-size" (printf "pipelineParallelSize %s" $gpus) "--exit-timeout-s" (printf "exitSeconds %s" $grace) "--shutdown-delay-s" (printf "preStopSeconds %s" $grace) -}}
 {{- range $model.args -}}
 {{- if eq (splitList "=" . | first) $option -}}
-{{- fail (printf "models.%s.args has %s: expected the value %s instead, by which GPUs are counted" $name . $value) -}}
+{{- fail (printf "models.%s.args has %s: expected the value %s" $name . $value) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
