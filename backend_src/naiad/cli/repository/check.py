@@ -22,6 +22,8 @@ from naiad.tokenization.checkpoint_tokenizer import read_chat_template
 
 # For the server, the stubs and the engine process, in addition to weights and cache.
 _PROCESSES_BYTES = 1 << 30
+# Of a weight of a projection, without its scales.
+_ROUNDED_BYTES = {"int8": 1.0, "int4": 0.5}
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,30 +139,47 @@ def core_warnings(models: Sequence[ServedModel]) -> list[str]:
 
 def _need(model: ServedModel) -> Need:
     config = model.engine_config()
+    kind = config.quantization
     for entry in model.others:
         directory = entry.parameters.get("model_dir", config.model_dir)
         if directory != config.model_dir:
             raise ConfigError(
                 f"model_dir of {entry.name}", directory, f"{config.model_dir}, as {model.engine.name}"
             )
-    weights = [(config.model_dir, check_model_directory(path_of_text(config.model_dir)))]
+    weights = [_Weights(config.model_dir, check_model_directory(path_of_text(config.model_dir)), kind)]
     if config.draft_model:
-        weights.append((config.draft_model, check_checkpoint(path_of_text(config.draft_model))))
-    weight_bytes = sum(num_bytes for _, num_bytes in weights)
+        size, own = check_checkpoint(path_of_text(config.draft_model)), config.draft_quantization
+        weights.append(_Weights(config.draft_model, size, kind if own == "auto" else own))
+    weight_bytes = sum(each.stored_bytes for each in weights)
     return Need(model, weight_bytes, config.kv_cache_bytes, _memory_bytes(config, weights))
 
 
-def _memory_bytes(config: EngineConfig, weights: Sequence[tuple[str, int]]) -> int:
+@dataclass(frozen=True, slots=True)
+class _Weights:
+    """A checkpoint: its directory, the size of its files, and how its weights are rounded at load."""
+
+    directory: str
+    stored_bytes: int
+    quantization: str
+
+    def least_bytes(self, dtype: str) -> int:
+        """A lower bound of what the weights take on a CPU that computes in this dtype."""
+        model = ModelConfig.from_directory(path_of_text(self.directory))
+        if self.quantization != "none":
+            # The head has a byte for each weight, and the embedding, which is not rounded, has two or four.
+            ends_bytes = 3 * model.vocab_size * model.hidden_size
+            return ends_bytes + int(model.num_projection_weights * _ROUNDED_BYTES[self.quantization])
+        # Even when computing in float32, torch may keep the weights of a 16-bit checkpoint in 16 bits; with
+        # "auto" those of a 32-bit one may be in 16 bits too.
+        is_narrowed = model.dtype == "float32" and dtype != "float32"
+        return self.stored_bytes // 2 if is_narrowed else self.stored_bytes
+
+
+def _memory_bytes(config: EngineConfig, weights: Sequence[_Weights]) -> int:
     if config.device != "cpu":
         return _PROCESSES_BYTES
-    needed_bytes = _PROCESSES_BYTES + config.kv_cache_bytes
-    for directory, weight_bytes in weights:
-        # A lower bound: even when computing in float32, torch may keep the weights of a 16-bit checkpoint in
-        # 16 bits.
-        is_stored_wide = ModelConfig.from_directory(path_of_text(directory)).dtype == "float32"
-        factor = 0.5 if is_stored_wide and config.dtype not in ("auto", "float32") else 1
-        needed_bytes += int(weight_bytes * factor)
-    return needed_bytes
+    weight_bytes = sum(each.least_bytes(config.dtype) for each in weights)
+    return _PROCESSES_BYTES + config.kv_cache_bytes + weight_bytes
 
 
 def _check_budgets_are_definite(needs: Sequence[Need]) -> None:
