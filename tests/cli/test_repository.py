@@ -66,6 +66,16 @@ def test_options_override_only_parameters_that_a_model_has(source: Path, tmp_pat
     }
 
 
+def test_an_engine_takes_settings_that_its_configuration_leaves_out(source: Path, tmp_path: Path) -> None:
+    """A repository may be older than the setting, or written by hand."""
+    write(source, tmp_path / "target", {"max_num_seqs": "4", "max_model_len": "64", "none_of_ours": "1"})
+    assert parameters(tmp_path / "target") == {
+        "words": {"model_dir": "default"},
+        "engine_a": {"model_dir": "default", "max_num_seqs": "4", "max_model_len": "64"},
+        "resnet": {},
+    }
+
+
 def test_what_is_not_overridden_stays(source: Path, tmp_path: Path) -> None:
     write(source, tmp_path / "target", {"model_dir": "/m"})
     before, after = by_name(source)["engine_a"].config, by_name(tmp_path / "target")["engine_a"].config

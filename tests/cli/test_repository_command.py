@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -109,6 +110,36 @@ def test_options_become_parameters_of_every_model_that_has_them(tmp_path: Path, 
     assert made["llm"].parameters["max_num_seqs"] == "3"
     assert {entry.parameters.get("model_dir") for entry in made.values()} == {str(checkpoint), None}
     assert {entry.config.max_batch_size for entry in made.values()} == {2}
+
+
+def test_a_model_is_served_under_its_name_which_is_written_once(repository: Path) -> None:
+    for engine, name in (("llm", "first"), ("second_llm", "second")):
+        lines = (repository / engine / "config.pbtxt").read_text().splitlines()
+        (line,) = [each for each in lines if '"served_name"' in each]
+        assert f'string_value: "{name}"' in line
+    written = (repository / "llm" / "config.pbtxt").read_text()
+    keys = re.findall(r'key: "(\w+)"', written)
+    assert len(keys) == len(set(keys)) > 10
+
+
+@pytest.mark.parametrize("action", ["create", "add"])
+def test_a_served_name_beside_the_name_is_refused(
+    action: str, repository: Path, checkpoint: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = (action, "--model", checkpoint, "--name", "third", "--served-name", "other", repository)
+    with pytest.raises(SystemExit):
+        naiad(*words)
+    assert "--served-name" in capsys.readouterr().err
+    assert not any(name.startswith("third") for name in entries(repository))
+
+
+@pytest.mark.parametrize("action", ["add", "remove", "list", "check"])
+def test_a_repository_that_is_not_there_is_refused_by_the_name_that_the_usage_has(
+    action: str, tmp_path: Path, checkpoint: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = {"add": ("--model", checkpoint, "--name", "a"), "remove": ("--name", "a")}
+    line = refusal(capsys, action, *options.get(action, ()), tmp_path / "nothing")
+    assert f"DEST = '{tmp_path / 'nothing'}': expected an existing directory" in line
 
 
 def test_an_added_model_is_wired_to_itself(repository: Path) -> None:

@@ -31,16 +31,27 @@ def chosen_parameters(args: argparse.Namespace) -> dict[str, str]:
     return {name: text_of_path(str(value), name) for name, value in given.items()}
 
 
-def add_engine_arguments(parser: argparse.ArgumentParser, description: str) -> None:
-    """Declare an option for each setting of the engine except the model."""
+def add_engine_arguments(
+    parser: argparse.ArgumentParser, description: str, *, has_served_name: bool = True
+) -> None:
+    """Declare an option for each setting of the engine except the model.
+
+    Args:
+        parser: gets the options.
+        description: what they do.
+        has_served_name: whether the served name is one of them; otherwise the command has its own.
+    """
     engine = parser.add_argument_group("engine", description)
     add = engine.add_argument
-    add(
-        "--served-name",
-        type=some_text,
-        metavar="NAME",
-        help="the model's name for clients of the OpenAI API (default: the checkpoint's name)",
-    )
+    if has_served_name:
+        add(
+            "--served-name",
+            type=some_text,
+            metavar="NAME",
+            help="the model's name for clients of the OpenAI API (default: the checkpoint's name)",
+        )
+    else:
+        parser.set_defaults(served_name=None)
     add(
         "--dtype",
         choices=DTYPES,

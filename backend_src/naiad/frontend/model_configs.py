@@ -22,7 +22,6 @@ from naiad.frontend.output_tensors import (
 DEFAULT_MAX_BATCH_SIZE = 8
 # Inputs that are not optional in TensorRT-LLM's configurations either.
 _REQUIRED_TENSORS = frozenset({"input_lengths", "request_output_len"})
-_ENGINE_MODEL = "llm"
 _LINE_WIDTH = 110
 
 # The order of the inputs in the configurations; inputs not named here follow in the table's order.
@@ -187,14 +186,12 @@ class Choices:
         max_batch_size: maximum number of rows of a request.
         is_decoupled: whether a request may have any number of responses; otherwise it has one.
         parameters: values of parameters, for each model that has them.
-        more_engine_parameters: additional parameters of the model that owns the engine.
     """
 
     names: Mapping[str, str] = dataclasses.field(default_factory=dict)
     max_batch_size: int = DEFAULT_MAX_BATCH_SIZE
     is_decoupled: bool = True
     parameters: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    more_engine_parameters: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def name_of(self, shipped: str) -> str:
         """Return the name that a shipped model gets."""
@@ -281,8 +278,6 @@ def _parameter_lines(configuration: ModelConfiguration, choices: Choices) -> lis
         lines += ["", *_comment(comment)] if comment else []
         for key, default in group.items():
             lines.append(_parameter(key, _chosen(key, default, choices)))
-    if configuration.name == _ENGINE_MODEL:
-        lines += [_parameter(key, text) for key, text in choices.more_engine_parameters.items()]
     return lines
 
 

@@ -23,6 +23,7 @@ from naiad.config.memory import available_memory_bytes
 from naiad.config.model_location import path_of_text, text_of_path
 from naiad.errors import ConfigError, StartupError
 
+_DEST = "DEST"
 _MAX_BATCH_SIZE = 1024
 _GIB = 1 << 30
 
@@ -47,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     check = commands.add_parser("check", help="check that this machine can serve the repository")
     check.set_defaults(act=_check)
     for command in commands.choices.values():
-        command.add_argument("repository", type=Path, metavar="DEST", help="the repository's directory")
+        command.add_argument("repository", type=Path, metavar=_DEST, help="the repository's directory")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -62,7 +63,12 @@ def run(args: argparse.Namespace) -> int:
 
 def _add_model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", type=some_text, required=True, metavar="MODEL", help=MODEL_HELP)
-    parser.add_argument("--name", required=True, metavar="NAME", help="what to call it")
+    parser.add_argument(
+        "--name",
+        required=True,
+        metavar="NAME",
+        help="what to call it; also its name for clients of the OpenAI API",
+    )
     parser.add_argument(
         "--preset",
         choices=tuple(PRESETS),
@@ -79,7 +85,9 @@ def _add_model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--max-batch-size", type=int, metavar="N", help="maximum number of rows of a request (default: 8)"
     )
-    add_engine_arguments(parser, "Each becomes the parameter of the same name in config.pbtxt.")
+    add_engine_arguments(
+        parser, "Each becomes the parameter of the same name in config.pbtxt.", has_served_name=False
+    )
 
 
 def _create(args: argparse.Namespace) -> None:
@@ -102,7 +110,7 @@ def _create(args: argparse.Namespace) -> None:
 
 
 def _add(args: argparse.Namespace) -> None:
-    repository = find_repository(args.repository)
+    repository = find_repository(args.repository, _DEST)
     models = served_models(read_repository(repository))
     if args.name in (model.name for model in models):
         raise ConfigError("--name", args.name, f"another name than {', '.join(m.name for m in models)}")
@@ -110,7 +118,7 @@ def _add(args: argparse.Namespace) -> None:
 
 
 def _remove(args: argparse.Namespace) -> None:
-    repository = find_repository(args.repository)
+    repository = find_repository(args.repository, _DEST)
     models = served_models(read_repository(repository))
     names = ", ".join(model.name for model in models)
     chosen = next((model for model in models if model.name == args.name), None)
@@ -126,12 +134,12 @@ def _remove(args: argparse.Namespace) -> None:
 
 
 def _list(args: argparse.Namespace) -> None:
-    for model in served_models(read_repository(find_repository(args.repository))):
+    for model in served_models(read_repository(find_repository(args.repository, _DEST))):
         _print_names(model)
 
 
 def _check(args: argparse.Namespace) -> None:
-    repository = find_repository(args.repository)
+    repository = find_repository(args.repository, _DEST)
     entries = with_directories(read_repository(repository), resolve_model)
     available_bytes = available_memory_bytes()
     needs = check_repository(entries, available_bytes)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import naiad
+from naiad.config.engine_config import field_names
 from naiad.errors import ConfigError, StartupError
 
 CONFIG_NAME = "config.pbtxt"
@@ -55,16 +56,20 @@ class ModelEntry:
         return self.is_ours and _ENGINE_MARK in self.parameters
 
 
-def find_repository(option: Path | None) -> Path:
-    """Return the repository that the option names, or else the one in the package.
+def find_repository(directory: Path | None, name: str = "--model-repository") -> Path:
+    """Return the repository in this directory, or else the one in the package.
+
+    Args:
+        directory: as the user gave it; None: the user gave none.
+        name: what the command line calls it.
 
     Raises:
         StartupError: there is none.
     """
-    if option is not None:
-        if not option.is_dir():
-            raise ConfigError("--model-repository", str(option), "an existing directory")
-        return option.resolve()
+    if directory is not None:
+        if not directory.is_dir():
+            raise ConfigError(name, str(directory), "an existing directory")
+        return directory.resolve()
     packaged = (Path(naiad.__file__).parent / "model_repository").resolve()
     if not packaged.is_dir():
         raise StartupError(
@@ -118,8 +123,13 @@ def model_entry(name: str, config: Any) -> ModelEntry:
 
 
 def with_parameters(entry: ModelEntry, overrides: Mapping[str, str]) -> ModelEntry:
-    """Return the model with new values of the parameters that it has, if it is one of Naiad's."""
-    chosen = {key: text for key, text in overrides.items() if key in entry.parameters}
+    """Return the model with new values of its parameters, if it is one of Naiad's.
+
+    A model that runs the engine takes every setting of the engine, also one that its config.pbtxt leaves out;
+    others take what they have.
+    """
+    known = {*entry.parameters, *(field_names() if entry.is_engine else ())}
+    chosen = {key: text for key, text in overrides.items() if key in known}
     if not entry.is_ours or not chosen:
         return entry
     config = type(entry.config)()

@@ -85,6 +85,5 @@ def _choices(model: NewModel) -> Choices:
         names={name: model.name_of(name) for name in PRESETS[model.preset]},
         max_batch_size=model.max_batch_size or DEFAULT_MAX_BATCH_SIZE,
         is_decoupled=model.is_decoupled,
-        parameters=model.parameters,
-        more_engine_parameters={SERVED_NAME: model.name},
+        parameters={**model.parameters, SERVED_NAME: model.name},
     )
