@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import socket
 from pathlib import Path
 
 import pytest
 
 from naiad.cli.main import main
-from naiad.cli.serve.exposure import warn_if_exposed
+from naiad.cli.serve.exposure import host_of_triton, warn_if_exposed
+from naiad.errors import ConfigError
 from naiad.gate.__main__ import parse
 
 ANYWHERE = "0.0.0.0"
@@ -45,6 +47,38 @@ def test_the_bundled_server_is_not_exposed_by_accident(capsys: pytest.CaptureFix
     line = last_line(capsys, *EXPOSED, "--gate", "off")
     assert "--gate = 'off': expected on, or --i-accept-known-holes with it" in line
     assert ANYWHERE in line
+
+
+V6 = (socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("::1", 0, 0, 0))
+V4 = (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 0))
+
+
+def test_triton_gets_the_ipv4_address_of_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert host_of_triton("127.0.0.2") == "127.0.0.2"
+    assert host_of_triton("0.0.0.0") == "0.0.0.0"
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [V6, V4])
+    assert host_of_triton("localhost") == "127.0.0.1"
+
+
+def test_a_name_without_an_ipv4_address_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [V6])
+    with pytest.raises(ConfigError, match="--host = 'six': expected an IPv4 address, or --gate on"):
+        host_of_triton("six")
+
+
+@pytest.mark.parametrize("host", ["no host", "127..0.1", "a" * 64])
+def test_what_is_no_host_is_left_to_the_ports(host: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert host_of_triton(host) == host
+    words = ("--host", host, "--gate", "off", "--tritonserver", "/bin/true")
+    assert f"--host {host} is not an address of this machine" in last_line(capsys, *words)
+
+
+def test_ipv6_needs_the_gate(capsys: pytest.CaptureFixture[str]) -> None:
+    for host in ("::1", "::"):
+        words = ("--host", host, "--gate", "off", "--tritonserver", "/bin/true")
+        assert f"--host = '{host}': expected an IPv4 address, or --gate on" in last_line(capsys, *words)
+    # The gate takes it, where the machine has such an address.
+    assert "expected an IPv4 address" not in last_line(capsys, "--host", "::1", "--gate", "on")
 
 
 @pytest.mark.parametrize("is_gated", [False, True])

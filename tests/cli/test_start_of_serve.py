@@ -52,6 +52,9 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Serve:
                     happen()
                     commands.append(self._plan.command())
                 assert all(each[0] == "/bin/true" for each in commands)
+                # Triton's HTTP server takes no names.
+                addresses = {word.split("=")[1] for word in commands[0] if "-address=" in word}
+                assert addresses == {"127.0.0.1"}
                 return 0
 
         monkeypatch.setattr(supervisor, "Supervisor", Supervisor)
@@ -109,6 +112,10 @@ def test_a_chat_template_that_does_not_compile_is_told(
     assert serve("--model", str(checkpoint)) == 0
     (line,) = warnings(capsys)
     assert line.startswith("the chat template of llm does not compile, so chats are refused: ")
+
+
+def test_a_name_as_the_host_is_an_address_for_triton(serve: Serve, checkpoint: Path) -> None:
+    assert serve("--model", str(checkpoint), "--host", "localhost") == 0
 
 
 def test_explicit_model_control_is_told_to_be_code_of_clients(

@@ -23,7 +23,14 @@ from naiad.cli.repository.model_entries import (
 from naiad.cli.repository.served_models import SERVED_NAME, ServedModel, served_models, top_models
 from naiad.cli.repository.snapshot import RepositorySnapshot
 from naiad.cli.serve.config_file import config_text
-from naiad.cli.serve.exposure import LOOPBACK, gate_plan, has_gate, keep_server_ports, warn_if_exposed
+from naiad.cli.serve.exposure import (
+    LOOPBACK,
+    gate_plan,
+    has_gate,
+    host_of_triton,
+    keep_server_ports,
+    warn_if_exposed,
+)
 from naiad.cli.serve.needed_options import refuse_without_effect
 from naiad.cli.serve.options import ASKED_FOR_NONE, OPENAI_PORT, PORTS, add_arguments
 from naiad.cli.serve.ports import KeptPorts
@@ -94,8 +101,9 @@ def _serve(args: argparse.Namespace, stop: StopSignal, kept: KeptPorts) -> int:
     if args.usage_file is not None:
         prepare("--usage-file", args.usage_file)
     is_gated = has_gate(args, is_bundled=args.tritonserver is None)
-    ports = kept.keep_each(args.host, {name: getattr(args, f"{name}_port") for name in PORTS})
-    server_host, server_ports = (LOOPBACK, keep_server_ports(kept)) if is_gated else (args.host, ports)
+    host = args.host if is_gated else host_of_triton(args.host)
+    ports = kept.keep_each(host, {name: getattr(args, f"{name}_port") for name in PORTS})
+    server_host, server_ports = (LOOPBACK, keep_server_ports(kept)) if is_gated else (host, ports)
     openai_port = _choose_openai_port(args, kept)
     models = _configured(args, read_repository(source))
     _check_fallbacks(fallbacks, models, may_others_come=_is_explicit(args))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import socket
 from collections.abc import Mapping
 
 from naiad.cli.console import say
@@ -45,6 +46,26 @@ def has_gate(args: argparse.Namespace, *, is_bundled: bool) -> bool:
             "the bundled server (docs/security.md)",
         )
     return is_exposed if args.gate is None else bool(args.gate == "on")
+
+
+def host_of_triton(host: str) -> str:
+    """Return the IPv4 address of the host, for a server without the gate.
+
+    Triton's HTTP server takes no names, and no other addresses than these. What is no host is returned as it
+    is: no port can be kept there, which has its own message.
+
+    Raises:
+        ConfigError: it has none.
+    """
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (OSError, ValueError):
+        return host
+    addresses = [str(address[0]) for family, _, _, _, address in found if family == socket.AF_INET]
+    if not addresses:
+        expected = "an IPv4 address, or --gate on with it: Triton listens on no IPv6 address itself"
+        raise ConfigError("--host", host, expected)
+    return addresses[0]
 
 
 def keep_server_ports(kept: KeptPorts) -> dict[str, int]:

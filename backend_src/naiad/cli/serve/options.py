@@ -69,7 +69,11 @@ def _add_repository(parser: argparse.ArgumentParser) -> None:
 
 def _add_ports(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    add(
+        "--host",
+        default="127.0.0.1",
+        help="address to listen on, which may be one of IPv6 only with the gate (default: %(default)s)",
+    )
     for name, port in PORTS.items():
         add(
             f"--{name}-port",
