@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import runpy
+import signal
 import sys
 
 from naiad.parent_watch import end_with_parent
 
 
 def main() -> None:
-    """Run the module; if the parent is killed, end at once and in silence."""
+    """Run the module; if the parent ends, end at once and in silence."""
+    # Ctrl-C reaches the terminal's whole process group; the parent, which says so, ends this process.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     end_with_parent(lambda: None)
     del sys.argv[0]
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

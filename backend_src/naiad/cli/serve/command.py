@@ -44,7 +44,7 @@ from naiad.cli.serve.server_files import (
 )
 from naiad.cli.serve.server_paths import plain_repository, use_plain_temporary_directory
 from naiad.cli.serve.side_process import SidePlan
-from naiad.cli.serve.stop_signal import StopSignal
+from naiad.cli.serve.stop_signal import Stopped, StopSignal
 from naiad.cli.system_checks import (
     MIN_TEMP_BYTES,
     check_machine,
@@ -83,8 +83,16 @@ def run(args: argparse.Namespace) -> int:
         return 0
     use_log_format(args.log_format)
     refuse_without_effect(args, options)
-    with StopSignal() as stop, KeptPorts() as kept:
-        return _serve(args, stop, kept)
+    try:
+        with StopSignal() as stop, KeptPorts() as kept:
+            stop.ends_at_once = True
+            if args.api_keys is not None:
+                # The server reads the file when it starts.
+                stop.on_reload = lambda: None
+            return _serve(args, stop, kept)
+    except Stopped:
+        say_if_possible("stopped before a server was started")
+        return 0
 
 
 def _serve(args: argparse.Namespace, stop: StopSignal, kept: KeptPorts) -> int:
@@ -145,6 +153,7 @@ def _serve(args: argparse.Namespace, stop: StopSignal, kept: KeptPorts) -> int:
         )
         openai_address = None if openai_port is None else _address(args.openai_host, openai_port)
         say("starting the server")
+        stop.ends_at_once = False
         return Supervisor(plan, stop, lambda: _announce(args.host, ports, openai_address, first)).run()
 
 

@@ -9,6 +9,11 @@ from collections.abc import Callable
 from types import TracebackType
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_CLEAN_UP_S = 3.0
+
+
+class Stopped(KeyboardInterrupt):
+    """A signal has come before there is anything that must be stopped in order."""
 
 
 class StopSignal:
@@ -18,6 +23,8 @@ class StopSignal:
 
     Attributes:
         on_reload: called on SIGHUP, which then does not stop, unless the terminal was closed; None: it stops.
+        ends_at_once: whether the signal raises `Stopped` in the main thread, whatever that does. The process
+            ends with exit code 0 if this does not end it within some seconds, as when threads still download.
     """
 
     def __init__(self) -> None:
@@ -27,6 +34,7 @@ class StopSignal:
         self._is_set = False
         self._had_terminal = _has_terminal()
         self.on_reload: Callable[[], None] | None = None
+        self.ends_at_once = False
 
     def __enter__(self) -> StopSignal:
         """Install the handlers."""
@@ -61,6 +69,11 @@ class StopSignal:
         elif not self._is_set:
             self._is_set = True
             os.write(self._write_fd, b"s")
+            if self.ends_at_once:
+                # A handler must not start threads: it may run inside a lock of theirs.
+                signal.signal(signal.SIGALRM, lambda *_: os._exit(0))
+                signal.setitimer(signal.ITIMER_REAL, _CLEAN_UP_S)
+                raise Stopped
 
     def _hang_up_stops(self) -> bool:
         if self._survives_hang_up:
