@@ -2,10 +2,14 @@ from __future__ import annotations
 
 import re
 import socket
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 from helpers.ports import free_port
+from naiad.cli.serve import ports
 from naiad.cli.serve.ports import KeptPorts
 from naiad.errors import ConfigError, StartupError
 
@@ -64,6 +68,58 @@ def test_a_port_in_use_is_refused_by_option_and_number() -> None:
         with pytest.raises(StartupError, match=f"--http-port {port} on 127.0.0.1 .*in use"):
             kept.keep("--http-port", HOST, port)
         assert kept.keep_preferred("--http-port", HOST, port) != port
+
+
+@pytest.mark.parametrize(
+    ("first", "second"), [(HOST, HOST), (HOST, "0.0.0.0"), ("0.0.0.0", HOST), ("0.0.0.0", "0.0.0.0")]
+)
+def test_a_port_that_another_keeps_is_refused_although_nothing_listens_yet(first: str, second: str) -> None:
+    with KeptPorts() as others, KeptPorts() as kept:
+        port = others.keep("--http-port", first, 0)
+        refusal = rf"--http-port {port} on {re.escape(second)} .*another `naiad serve` has it"
+        with pytest.raises(StartupError, match=refusal):
+            kept.keep("--http-port", second, port)
+        assert kept.keep_preferred("--http-port", second, port) != port
+        # Nothing of the refused one is left.
+        others.__exit__(None, None, None)
+        assert kept.keep("--http-port", second, port) == port
+
+
+def test_the_same_port_of_another_address_is_free() -> None:
+    with KeptPorts() as others, KeptPorts() as kept:
+        port = others.keep("--http-port", HOST, 0)
+        assert kept.keep("--http-port", "127.0.0.2", port) == port
+
+
+def test_a_port_that_another_process_kept_is_free_when_that_is_killed() -> None:
+    script = (
+        "import sys\nfrom naiad.cli.serve.ports import KeptPorts\n"
+        "kept = KeptPorts()\nprint(kept.keep('--http-port', '127.0.0.1', 0), flush=True)\nsys.stdin.read()\n"
+    )
+    words = [sys.executable, "-c", script]
+    with (
+        subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other,
+        KeptPorts() as kept,
+    ):
+        assert other.stdout is not None
+        port = int(other.stdout.readline())
+        with pytest.raises(StartupError, match="another `naiad serve` has it"):
+            kept.keep("--http-port", HOST, port)
+        other.kill()
+        other.wait()
+        assert kept.keep("--http-port", HOST, port) == port
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+def test_where_there_are_no_claims_ports_are_kept_all_the_same(
+    is_told: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(ports, "_UNIX_SOCKETS", tmp_path / "nothing")
+    if not is_told:
+        # The name of a file, in a directory that is not there.
+        monkeypatch.setattr(ports, "_claim_name", lambda *_: str(tmp_path / "none" / "a"))
+    with KeptPorts() as kept:
+        assert kept.keep("--http-port", HOST, 0) > 0
 
 
 def test_the_preferred_port_is_kept_if_it_is_free() -> None:

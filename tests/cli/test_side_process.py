@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
+import psutil
 import pytest
 
 from helpers.engine_harness import Recorder, fake_command
@@ -163,6 +164,18 @@ def test_a_server_that_ends_is_no_ready_one(start: Start) -> None:
     process = start("--reasoning=none-such")
     with pytest.raises(StartupError, match=r"did not start on 127\.0\.0\.1:\d+: exit code 2$"):
         process.wait_until_it_serves(go_on)
+
+
+def test_another_program_on_the_port_is_not_taken_for_it(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    process = SideProcess(PLAN(host=HOST, port=port))
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as mute:
+        process._process = mute
+        with socket.create_server((HOST, port)):
+            assert not process._listens()
+            # Where the system does not tell who listens, whoever answers is taken for it.
+            monkeypatch.setattr(psutil.Process, "net_connections", lambda *_: [])
+            assert process._listens()
+        mute.communicate(b"\n")
 
 
 @pytest.mark.parametrize("module", ["naiad.openai_server", "naiad.gate"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.server
 import os
 import signal
 import subprocess
@@ -419,6 +420,34 @@ def test_a_signal_before_the_server_is_ready_stops_it(start: Start, runtime_dir:
     eventually(lambda: bool(supervised.descendants()))
     supervised.process.send_signal(signal.SIGTERM)
     assert supervised.wait() == 0
+
+
+class Stranger(http.server.BaseHTTPRequestHandler):
+    """Answers as another server that is ready."""
+
+    num_asked = 0
+
+    def do_GET(self) -> None:
+        is_ready = self.path == "/v2/health/ready"
+        Stranger.num_asked += is_ready
+        self.send_response(200 if is_ready else 404)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """Quiet."""
+
+
+def test_another_server_on_the_port_is_not_taken_for_the_own(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "flag").touch()
+    supervised = start("absent", str(tmp_path / "flag"))
+    with http.server.HTTPServer(("127.0.0.1", supervised.port), Stranger) as stranger:
+        threading.Thread(target=stranger.serve_forever, daemon=True).start()
+        # A server that is ready is not asked for it again.
+        eventually(lambda: Stranger.num_asked >= 3, 30)
+        supervised.process.send_signal(signal.SIGTERM)
+        assert supervised.wait() == 0
+        stranger.shutdown()
+    assert "ready" not in supervised.lines
 
 
 def wait_for_a_restart(supervised: Supervised, flag: Path) -> list[psutil.Process]:

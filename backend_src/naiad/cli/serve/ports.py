@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import socket
 from collections.abc import Mapping
+from pathlib import Path
 from types import TracebackType
 
 from naiad.errors import ConfigError, StartupError
+
+_CLAIM = "naiad-port-"
+_EVERYWHERE = frozenset({"0.0.0.0", "::"})
+_UNIX_SOCKETS = Path("/proc/net/unix")
 
 
 class KeptPorts:
@@ -16,11 +22,16 @@ class KeptPorts:
     Each is bound by a socket that never listens. The system then gives the port to no connection and to
     nobody who asks for any free port, while a server that sets SO_REUSEADDR, as Triton's and uvicorn do,
     can listen there: when it starts, and again after each restart.
+
+    Another `naiad serve` could bind such a socket too, as long as nothing listens. So each port is claimed as
+    well, by a Unix socket in the abstract namespace, which belongs to the same network namespace as the port
+    and goes with this process.
     """
 
     def __init__(self) -> None:
         """Keep none yet."""
-        self._sockets: dict[int, socket.socket] = {}
+        self._ports: set[int] = set()
+        self._sockets = contextlib.ExitStack()
 
     def __enter__(self) -> KeptPorts:
         """Keep what `keep` is asked for until the end of the block."""
@@ -30,25 +41,29 @@ class KeptPorts:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Keep none any longer."""
-        for kept in self._sockets.values():
-            kept.close()
+        self._ports.clear()
+        self._sockets.close()
 
     def keep(self, option: str, host: str, port: int) -> int:
         """Keep the port, or any free one if it is 0; return it.
 
         Raises:
             ConfigError: it is kept already.
-            StartupError: it is in use or not allowed, or the machine does not have the address.
+            StartupError: it is in use, kept by another process or not allowed, or the machine does not have
+                the address.
         """
-        if port in self._sockets:
+        if port in self._ports:
             raise ConfigError(option, port, "another port than the others'")
-        try:
-            kept = _bound_socket(host, port)
-        except (OSError, OverflowError, ValueError) as error:
-            raise _refusal(option, host, port, error) from None
-        number = int(kept.getsockname()[1])
-        self._sockets[number] = kept
-        return number
+        with contextlib.ExitStack() as sockets:
+            try:
+                kept = sockets.enter_context(_bound_socket(host, port))
+                address, number = kept.getsockname()[:2]
+                sockets.enter_context(_claim(address, number))
+            except (OSError, OverflowError, ValueError) as error:
+                raise _refusal(option, host, port, error) from None
+            self._sockets.push(sockets.pop_all())
+        self._ports.add(number)
+        return int(number)
 
     def keep_each(self, host: str, asked: Mapping[str, int]) -> dict[str, int]:
         """Keep a port for each server: those asked for first, so that no free one takes their place.
@@ -78,6 +93,42 @@ def _bound_socket(host: str, port: int) -> socket.socket:
         bound.close()
         raise
     return bound
+
+
+def _claim(address: str, port: int) -> socket.socket:
+    """Return a socket whose name says that this process has the port.
+
+    Raises:
+        OSError: another process says so, of this address or of one that includes it or is a part of it.
+    """
+    claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    try:
+        claim.bind(_claim_name(address, port))
+    except OSError as error:
+        # A sandbox may have no such sockets; then there is no claim.
+        is_taken = error.errno == errno.EADDRINUSE
+    else:
+        others = _claimed_addresses(port) - {address}
+        is_taken = bool(others) and not _EVERYWHERE.isdisjoint({address, *others})
+    if is_taken:
+        claim.close()
+        raise OSError(errno.EADDRINUSE, "another `naiad serve` has it")
+    return claim
+
+
+def _claim_name(address: str, port: int) -> str:
+    return f"\0{_CLAIM}{port}-{address}"
+
+
+def _claimed_addresses(port: int) -> set[str]:
+    """The addresses where processes of this network namespace say that they have the port."""
+    try:
+        lines = _UNIX_SOCKETS.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return set()
+    beginning = f"@{_CLAIM}{port}-"
+    names = (line.split()[-1] for line in lines if beginning in line)
+    return {name.removeprefix(beginning) for name in names if name.startswith(beginning)}
 
 
 def _refusal(option: str, host: str, port: int, error: Exception) -> StartupError:

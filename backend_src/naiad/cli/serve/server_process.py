@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psutil
 
+from naiad.cli.serve.listeners import listens
 from naiad.cli.serve.runtime_folder import region_prefix
 from naiad.cli.serve.server_files import STUB_NAME
 from naiad.cli.serve.server_guard import ORDER_KILL, ORDER_TERMINATE
@@ -88,6 +89,10 @@ class ServerProcess:
                     parents[process.pid] = process.ppid()
         # A stub's child looks like the stub between fork and exec.
         return sum(parent not in parents for parent in parents.values())
+
+    def listens_on(self, port: int) -> bool:
+        """Whether it, and not another program, listens on the port."""
+        return listens(self._guard.pid, port)
 
     def start_sight(self) -> StartSight:
         """What is seen of the server while it starts."""

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from naiad.cli.console import say_if_possible
+from naiad.cli.serve.listeners import listens
 from naiad.engine_process.instance import engine_names
 from naiad.engine_process.runtime_dir import runtime_directories_below
 from naiad.errors import StartupError
@@ -190,9 +191,10 @@ class SideProcess:
         try:
             address = (self._plan.host, self._plan.port)
             with socket.create_connection(address, _CONNECT_TIMEOUT_S):
-                return True
+                pass
         except OSError:
             return False
+        return self._process is not None and listens(self._process.pid, self._plan.port)
 
     def _lists_a_model(self) -> bool:
         connection = http.client.HTTPConnection(self._plan.host, self._plan.port, timeout=_CONNECT_TIMEOUT_S)

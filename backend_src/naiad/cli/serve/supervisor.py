@@ -151,7 +151,7 @@ class Supervisor:
         next_look_s = 0.0
         try:
             num_errors = 0
-            while (failure := self._first_failure(prober)) is not None:
+            while (failure := self._first_failure(server, prober)) is not None:
                 # A model whose process died after it was loaded never becomes healthy again.
                 num_errors = 0 if failure.is_silence else num_errors + 1
                 if num_errors >= _ERRORS_UNTIL_DEAD:
@@ -245,14 +245,17 @@ class Supervisor:
         for process in self._beside:
             process.stop()
 
-    def _first_failure(self, prober: Prober) -> ProbeFailure | None:
+    def _first_failure(self, server: ServerProcess, prober: Prober) -> ProbeFailure | None:
         """Return why the server does not serve yet; None if it does."""
+        address = self._plan.http_address
         try:
-            url = f"http://{self._plan.http_address}/v2/health/ready"
-            with urllib.request.urlopen(url, timeout=_HTTP_TIMEOUT_S):
-                return prober.probe()
+            with urllib.request.urlopen(f"http://{address}/v2/health/ready", timeout=_HTTP_TIMEOUT_S):
+                pass
         except (urllib.error.URLError, OSError):
             return ProbeFailure("the server is not ready", is_silence=True)
+        if not server.listens_on(int(address.rpartition(":")[2])):
+            return ProbeFailure(f"another program answers at {address}", is_silence=True)
+        return prober.probe()
 
     def _write(self) -> Callable[[str], None]:
         """Return what takes the lines of the server; whoever asks for more of them gets every one."""
