@@ -112,7 +112,7 @@ CASES: dict[str, tuple[Writer, dict[str, Any]]] = {
         tensors("int-quantized", group_of(8, -1, False), input_activations={"num_bits": 8, "type": "int"}),
     ),
     "float8 tensor": (
-        write.float8((0, 0), static=True),
+        write.float8((0, 0), input_scale="input_scale"),
         tensors(
             "float-quantized",
             {"num_bits": 8, "type": "float", "strategy": "tensor"},
@@ -137,6 +137,14 @@ CASES: dict[str, tuple[Writer, dict[str, Any]]] = {
     "fp8 tensor": (
         write.float8((0, 0)),
         {**FP8, "activation_scheme": "static", "ignored_layers": ["lm_head"]},
+    ),
+    "fp8 tensor, names of transformers": (
+        write.float8((0, 0), "weight_scale_inv", input_scale="activation_scale"),
+        {**FP8, "activation_scheme": "static", "weight_block_size": None, "expert_dtype": "fp8"},
+    ),
+    "fp8 blocks, static inputs": (
+        write.float8((128, 128), "weight_scale_inv", input_scale="activation_scale"),
+        {**BLOCKS, "activation_scheme": "static"},
     ),
     "fp8 blocks, ragged": (write.float8((128, 128), "weight_scale_inv"), BLOCKS),
     "fp8 small blocks": (

@@ -225,9 +225,13 @@ def float8(
     block: tuple[int, int] | None,
     scale_name: str = "weight_scale",
     exponents: bool = False,
-    static: bool = False,
+    input_scale: str = "",
 ) -> Writer:
-    """A writer of float8_e4m3fn; `block`: outputs and inputs with one scale, (0, 0) for the whole tensor."""
+    """A writer of float8_e4m3fn.
+
+    `block`: outputs and inputs with one scale, (0, 0) for the whole tensor. `input_scale`: the name of a
+    static scale of the inputs.
+    """
 
     def write(weight: Array) -> Layer:
         outputs, inputs = block or (1, weight.shape[1])
@@ -250,8 +254,8 @@ def float8(
         if block == (0, 0):
             stored = stored.reshape(1)
         parts[scale_name] = stored.to(torch.float8_e8m0fnu) if exponents else stored
-        if static:
-            parts["input_scale"] = np.array(0.02, dtype=np.float32)
+        if input_scale:
+            parts[input_scale] = np.array(0.02, dtype=np.float32)
         return parts, meant
 
     return write

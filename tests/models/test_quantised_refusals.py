@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AwqConfig, FineGrainedFP8Config, GPTQConfig
 
 from helpers import quantised_checkpoints as write
 from helpers.quantised_cases import AWQ, BLOCKS, CASES, GPTQ, SIZES, group_of, tensors
@@ -71,7 +72,12 @@ def body(writer: Writer) -> Callable[[str], Writer | None]:
         ({**AWQ, "version": "gemv"}, "version = 'gemv'"),
         ({**AWQ, "w_bit": 8}, "w_bit = 8"),
         ({**AWQ, "zero_point": False}, "zero_point = False"),
+        ({**AWQ, "format": "gemv"}, "format = 'gemv'"),
+        ({**AWQ, "checkpoint_format": "marlin"}, "checkpoint_format = 'marlin'"),
+        ({**AWQ, "desc_act": True}, "desc_act = True"),
         ({**BLOCKS, "fmt": "e5m2"}, "fmt = 'e5m2'"),
+        ({**BLOCKS, "expert_dtype": "int4"}, "expert_dtype = 'int4'"),
+        ({**BLOCKS, "modules_to_convert": ["embed_tokens"]}, "modules_to_convert = "),
         ({**BLOCKS, "weight_block_size": [0, 128]}, "weight_block_size"),
         ({**PACKED, "quantization_status": "frozen"}, "quantization_status = 'frozen'"),
         ({**PACKED, "format": "marlin-24"}, "format = 'marlin-24'"),
@@ -91,6 +97,24 @@ def body(writer: Writer) -> Callable[[str], Writer | None]:
 def test_a_key_is_refused_by_name(config: dict[str, Any], key: str) -> None:
     with pytest.raises(ModelError, match=key):
         read_quantised_weights({"quantization_config": config})
+
+
+@pytest.mark.parametrize(
+    ("config", "method"),
+    [
+        (FineGrainedFP8Config(), "fp8"),
+        (FineGrainedFP8Config(activation_scheme="static", weight_block_size=None), "fp8"),
+        (AwqConfig(bits=4), "awq"),
+        (GPTQConfig(bits=4), "gptq"),
+    ],
+)
+def test_what_transformers_writes_is_read(config: Any, method: str) -> None:
+    """It writes all keys that its class has, with their defaults."""
+    written = json.loads(json.dumps(config.to_dict()))
+    quantised = read_quantised_weights({"quantization_config": written})
+    assert quantised is not None
+    assert quantised.method == method
+    assert quantised.layer(LAYER) is not None
 
 
 def test_gptq_overrides_layers_by_pattern() -> None:

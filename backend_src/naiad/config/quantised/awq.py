@@ -1,19 +1,19 @@
-"""Reads `quantization_config` of AWQ checkpoints, as AutoAWQ writes them."""
+"""Reads `quantization_config` of AWQ checkpoints, as AutoAWQ and transformers write them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from naiad.config.checkpoint_json import Json, is_int
-from naiad.config.quantised.keys import Keys
+from naiad.config.quantised.keys import CALIBRATION_KEYS, Keys
 from naiad.config.quantised.layers import AWQLayer, names_layer
 
 _PATH = "quantization_config"
 _MAX_GROUP_SIZE = 1 << 20
-# How the numbers were found, or how other programs multiply by them.
+# Of AWQ alone. Whether there are zero points is what zero_point says, whatever sym does.
 _SILENT_KEYS = (
-    *("do_fuse", "fuse_max_seq_len", "modules_to_fuse", "exllama_config", "backend", "pre_quantized"),
-    *("duo_scaling", "n_parallel_calib_samples", "max_calib_samples", "max_calib_seq_len"),
+    *("do_fuse", "fuse_max_seq_len", "modules_to_fuse", "pre_quantized", "duo_scaling", "sym"),
+    *("n_parallel_calib_samples", "max_calib_samples", "max_calib_seq_len"),
 )
 
 
@@ -54,12 +54,14 @@ def read(source: Json) -> AWQWeights:
     group_size = keys.first("group_size", "q_group_size", default=128)
     if not is_int(group_size) or not (group_size == -1 or 1 <= group_size <= _MAX_GROUP_SIZE):
         raise keys.bad("group_size", group_size, f"−1 or 1 … {_MAX_GROUP_SIZE}")
-    version = keys.take("version", "gemm")
-    if not isinstance(version, str) or version.lower() != "gemm":
-        raise keys.bad("version", version, "'gemm'")
+    for name in ("version", "format", "checkpoint_format"):
+        order = keys.take(name, "gemm")
+        if not isinstance(order, str) or order.lower() != "gemm":
+            raise keys.bad(name, order, "'gemm'")
     # AutoAWQ's gemm layers have zero points in any case.
     keys.must_be("zero_point", True)
+    keys.must_be("desc_act", False)
     excluded = keys.texts("modules_to_not_convert")
-    keys.skip(_SILENT_KEYS)
+    keys.skip((*CALIBRATION_KEYS, *_SILENT_KEYS))
     keys.finish()
     return AWQWeights(AWQLayer(group_size=group_size), excluded)

@@ -161,7 +161,7 @@ def _scaled_layer(
         bits=bits,
         is_symmetric=is_symmetric,
         scales=scales,
-        scale_name="weight_scale",
+        scale_names=("weight_scale",),
         may_be_plain=False,
         rounds_inputs=False,
     )

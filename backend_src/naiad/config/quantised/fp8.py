@@ -49,6 +49,9 @@ def read(source: Json) -> FP8Weights:
     block = _block(keys)
     # Scales that are powers of two are stored as floats, or as exponents, which the tensor's dtype says.
     keys.must_be("scale_fmt", "ue8m0", "float")
+    keys.must_be("modules_to_convert")
+    # Of mixtures of experts, which no family has.
+    keys.must_be("expert_dtype", "fp8", "fp4")
     excluded = keys.texts("modules_to_not_convert", "ignored_layers")
     keys.skip(("dequantize",))
     keys.finish()
@@ -57,7 +60,8 @@ def read(source: Json) -> FP8Weights:
         bits=8,
         is_symmetric=True,
         scales=Scales(strategy="block", block=block) if block else Scales(strategy="tensor"),
-        scale_name="weight_scale_inv" if block else "weight_scale",
+        # One scale of a tensor has the one name or the other, and means the same.
+        scale_names=("weight_scale_inv",) if block else ("weight_scale", "weight_scale_inv"),
         may_be_plain=True,
         rounds_inputs=True,
     )

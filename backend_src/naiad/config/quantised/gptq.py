@@ -5,22 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from naiad.config.checkpoint_json import Json, is_int
-from naiad.config.quantised.keys import Keys
+from naiad.config.quantised.keys import CALIBRATION_KEYS, Keys
 from naiad.config.quantised.layers import GPTQLayer
 from naiad.config.quantised.patterns import check_pattern, matches
 
 _PATH = "quantization_config"
 _BITS = (2, 3, 4, 8)
 _MAX_GROUP_SIZE = 1 << 20
-# How the numbers were found, or how other programs multiply by them.
-_SILENT_KEYS = (
-    *("damp_percent", "damp_auto_increment", "static_groups", "true_sequential", "mse", "act_group_aware"),
-    *("model_name_or_path", "model_file_base_name", "dataset", "tokenizer", "batch_size", "model_seqlen"),
-    *("block_name_to_quantize", "module_name_preceding_first_block", "modules_in_block_to_quantize"),
-    *("pad_token_id", "use_cuda_fp16", "use_exllama", "disable_exllama", "exllama_config", "backend"),
-    *("max_input_length", "cache_block_outputs", "meta", "parallel_packing", "offload_to_disk"),
-    *("offload_to_disk_path", "pack_impl", "v2", "gptaq"),
-)
 _HEAD = "lm_head"
 
 
@@ -75,7 +66,7 @@ def read(source: Json) -> GPTQWeights:
     )
     has_head = keys.flag(_HEAD)
     overrides = _overrides(keys, default)
-    keys.skip(_SILENT_KEYS)
+    keys.skip(CALIBRATION_KEYS)
     keys.finish()
     return GPTQWeights(default, has_head, overrides)
 
@@ -108,6 +99,6 @@ def _overrides(keys: Keys, default: GPTQLayer) -> tuple[tuple[str, GPTQLayer | N
             continue
         more = Keys(settings, f"{path}.{key}")
         overrides.append((pattern, _with_settings(more, default)))
-        more.skip(_SILENT_KEYS)
+        more.skip(CALIBRATION_KEYS)
         more.finish()
     return tuple(overrides)

@@ -7,6 +7,16 @@ from typing import Any
 
 from naiad.config.checkpoint_json import Json, bad_value, is_int
 
+# Of GPTQ, and of AWQ in newer files: how the numbers were found, or how other programs multiply by them.
+CALIBRATION_KEYS = (
+    *("damp_percent", "damp_auto_increment", "static_groups", "true_sequential", "mse", "act_group_aware"),
+    *("model_name_or_path", "model_file_base_name", "dataset", "tokenizer", "batch_size", "model_seqlen"),
+    *("block_name_to_quantize", "module_name_preceding_first_block", "modules_in_block_to_quantize"),
+    *("pad_token_id", "use_cuda_fp16", "use_exllama", "disable_exllama", "exllama_config", "backend"),
+    *("max_input_length", "cache_block_outputs", "meta", "parallel_packing", "offload_to_disk"),
+    *("offload_to_disk_path", "pack_impl", "v2", "gptaq"),
+)
+
 
 class Keys:
     """An object's keys; each is taken by whoever reads it."""

@@ -77,7 +77,7 @@ class ScaledLayer:
         bits: of an int8's range, at most 8.
         is_symmetric: there are no zero points.
         scales: which weights share a scale.
-        scale_name: the last part of the scale's name.
+        scale_names: what the last part of the scale's name may be.
         may_be_plain: the layer may be stored in full precision instead.
         rounds_inputs: it is made for inputs that are rounded to the type of its numbers too.
     """
@@ -86,7 +86,7 @@ class ScaledLayer:
     bits: int
     is_symmetric: bool
     scales: Scales
-    scale_name: str
+    scale_names: tuple[str, ...]
     may_be_plain: bool
     rounds_inputs: bool
 

@@ -25,7 +25,13 @@ from naiad_kernels.native.nibbles import NibbleWeight
 _EXPONENTS = torch.float8_e8m0fnu
 # The only numbers that are not finite, with either sign.
 _FLOAT8_NAN = 0x7F
-_ACTIVATION_PARTS = ("input_scale", "input_zero_point", "output_scale", "output_zero_point")
+_ACTIVATION_PARTS = (
+    "input_scale",
+    "input_zero_point",
+    "output_scale",
+    "output_zero_point",
+    "activation_scale",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +105,8 @@ def open_scaled(layer: ScaledLayer, stored: LayerTensors) -> ScaledRows:
     _check_range(layer, stored, numbers)
     block, shapes = _blocks(layer, stored)
     grid = shapes[0]
-    scales = stored.take_scales(layer.scale_name, shapes, (*SCALE_DTYPES, _EXPONENTS)).reshape(grid)
+    name = next(filter(stored.has, layer.scale_names), layer.scale_names[0])
+    scales = stored.take_scales(name, shapes, (*SCALE_DTYPES, _EXPONENTS)).reshape(grid)
     zeros = None
     if not layer.is_symmetric:
         zeros = stored.take("weight_zero_point", shapes, (torch.int8,)).float().reshape(grid)
