@@ -123,6 +123,7 @@ def test_a_cap_of_null_is_none() -> None:
         (GEMMA_3, {"sliding_window": 0}, "sliding_window = 0"),
         (GEMMA_3, {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar = 0"),
         (GEMMA_2, {"attn_logit_softcapping": -1.0}, "attn_logit_softcapping = -1.0"),
+        (GEMMA_3, {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping = 50.0 .*expected null"),
         (GEMMA_3, {"final_logit_softcapping": "x"}, "final_logit_softcapping = 'x'"),
         (GEMMA_3, {"rope_parameters": {"rope_type": "default"}}, "rope_parameters = "),
         (

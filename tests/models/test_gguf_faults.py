@@ -120,6 +120,23 @@ def test_a_bad_name_is_refused(
         load(path)
 
 
+@pytest.mark.parametrize("key", ["general.architecture", "tokenizer.ggml.model"])
+def test_a_list_in_place_of_a_name_is_refused(whole_file: bytes, tmp_path: Path, key: str) -> None:
+    """The list takes as many bytes as the text, so that nothing else is changed."""
+    text, array, byte = 8, 9, 0
+    begin = struct.pack("<Q", len(key)) + key.encode()
+    place = whole_file.index(begin) + len(begin)
+    kind, length = struct.unpack_from("<IQ", whole_file, place)
+    assert kind == text
+    count = length - 4
+    new = struct.pack("<IIQ", array, byte, count) + bytes(count)
+    path = tmp_path / "model.gguf"
+    path.write_bytes(whole_file[:place] + new + whole_file[place + len(new) :])
+    expected = rf"^model\.gguf: {key} = \[[0, ]*\] is not supported: expected one of "
+    with pytest.raises(ModelError, match=expected):
+        load(path)
+
+
 def test_blocks_with_scales_that_are_not_numbers_are_refused(whole_file: bytes, tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     path.write_bytes(whole_file)

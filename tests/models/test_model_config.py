@@ -130,6 +130,11 @@ def test_attention_bias_of_llama_covers_the_output_projection() -> None:
     assert config.o_bias
 
 
+def test_mistral_without_a_window_says_so() -> None:
+    config = parse(architectures=["MistralForCausalLM"], sliding_window=None)
+    assert {spec.window for spec in config.attention} == {0}
+
+
 def test_a_qwen_window_that_is_off_is_accepted() -> None:
     config = parse(architectures=["Qwen2ForCausalLM"], sliding_window=4096, use_sliding_window=False)
     assert config.architecture == "Qwen2ForCausalLM"
@@ -140,6 +145,8 @@ def test_a_qwen_window_that_is_off_is_accepted() -> None:
     [
         ({"architectures": ["MambaForCausalLM"]}, "architectures", "MambaForCausalLM"),
         ({"architectures": None}, "architectures", "None"),
+        ({"architectures": [["LlamaForCausalLM"]]}, "architectures", "[['LlamaForCausalLM']]"),
+        ({"architectures": [{}]}, "architectures", "[{}]"),
         ({"auto_map": {"AutoModel": "x.Y"}}, "auto_map", "x.Y"),
         ({"quantization_config": {"bits": 4}}, "quantization_config.quant_method", "None"),
         ({"hidden_act": "gelu"}, "hidden_act", "gelu"),
@@ -148,6 +155,7 @@ def test_a_qwen_window_that_is_off_is_accepted() -> None:
         ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "rope_type", "yarn"),
         ({"rope_scaling": {"rope_type": "linear"}}, "factor", "None"),
         ({"architectures": ["MistralForCausalLM"], "sliding_window": 4096}, "sliding_window", "4096"),
+        ({"architectures": ["MistralForCausalLM"]}, "sliding_window", "4096"),
         ({"architectures": ["Qwen2ForCausalLM"], "use_sliding_window": True}, "use_sliding_window", "True"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types", "sliding_attention"),
         ({"num_key_value_heads": 4}, "num_key_value_heads", "4"),
@@ -155,6 +163,7 @@ def test_a_qwen_window_that_is_off_is_accepted() -> None:
         ({"vocab_size": None}, "vocab_size", "None"),
         ({"num_hidden_layers": True}, "num_hidden_layers", "True"),
         ({"rms_norm_eps": 0}, "rms_norm_eps", "0"),
+        ({"rope_theta": 10**400}, "rope_theta", "10000"),
         ({"tie_word_embeddings": "yes"}, "tie_word_embeddings", "yes"),
         ({"eos_token_id": 100}, "eos_token_id", "100"),
         ({"dtype": "float8"}, "dtype", "float8"),

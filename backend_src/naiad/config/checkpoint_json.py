@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -68,7 +69,9 @@ def positive_float(config: Json, key: str, default: float | None = None) -> floa
     value = config.get(key)
     if value is None:
         value = default
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < float("inf"):
+    # An int may be larger than any float.
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not is_number or not 0 < value <= sys.float_info.max:
         raise bad_value(key, value, "a positive number")
     return float(value)
 

@@ -60,7 +60,7 @@ def read_model_keys(file: GGUFFile) -> ModelKeys:
             value.
     """
     architecture = file.metadata.get("general.architecture")
-    if architecture not in _ARCHITECTURES:
+    if not isinstance(architecture, str) or architecture not in _ARCHITECTURES:
         raise file.bad_key("general.architecture", architecture, f"one of {', '.join(_ARCHITECTURES)}")
     prefix = f"{architecture}."
     own = {key.removeprefix(prefix): value for key, value in file.metadata.items() if key.startswith(prefix)}

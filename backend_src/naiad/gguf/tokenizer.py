@@ -108,7 +108,7 @@ def read_gguf_tokenizer(file: GGUFFile) -> GGUFTokenizer:
         raise file.bad_key(_PREFIX + "tokens", len(tokens), "tokens that are all different")
     builders = {"gpt2": _byte_level, "llama": _sentence_piece}
     model = file.metadata.get(_PREFIX + "model")
-    if model not in builders:
+    if not isinstance(model, str) or model not in builders:
         raise file.bad_key(_PREFIX + "model", model, f"one of {', '.join(builders)}")
     try:
         tokenizer, adds_begin = builders[model](file, vocabulary)

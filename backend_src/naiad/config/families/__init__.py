@@ -34,8 +34,9 @@ def read_model_config(config: Json, generation: Json) -> ModelConfig:
     """
     names = config.get("architectures")
     expected = f"one of {', '.join(ARCHITECTURES)}"
-    if isinstance(names, list) and len(names) == 1 and names[0] in _READERS:
-        return _READERS[names[0]](config, generation)
+    name = names[0] if isinstance(names, list) and len(names) == 1 else None
+    if isinstance(name, str) and name in _READERS:
+        return _READERS[name](config, generation)
     if any(key in config for key in _NON_TEXT_KEYS):
         raise bad_value(
             "architectures", names, f"a checkpoint for text alone, without images or audio: {expected}"

@@ -98,6 +98,9 @@ def _specs(config: Json, architecture: str, max_positions: int, kinds: set[str])
         ropes = _ropes_by_kind(config, max_positions)
     scale = positive_float(config, "query_pre_attn_scalar") ** -0.5
     soft_cap = _soft_cap(config, "attn_logit_softcapping")
+    # transformers has the key for Gemma 3 too and does nothing with it.
+    if architecture == _GEMMA_3 and soft_cap:
+        raise bad_value("attn_logit_softcapping", config["attn_logit_softcapping"], "null")
     windows = {_FULL: 0}
     if _SLIDING in kinds:
         # No token has more tokens before it. Kernels have 32 bits for a window.

@@ -11,6 +11,8 @@ from naiad.config.model_config import ModelConfig
 from naiad.config.rope_keys import read_rope
 
 ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+# Where the key is missing, as in transformers.
+_MISTRAL_WINDOW = 4096
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,9 +62,11 @@ def _refuse_sliding_window(config: Json, architecture: str) -> None:
     if config.get("use_sliding_window"):
         raise bad_value("use_sliding_window", config["use_sliding_window"], "false")
     # Qwen checkpoints have a sliding_window that use_sliding_window = false turns off.
-    window = config.get("sliding_window")
+    is_missing = architecture == "MistralForCausalLM" and "sliding_window" not in config
+    window = _MISTRAL_WINDOW if is_missing else config.get("sliding_window")
     if window is not None and not architecture.startswith("Qwen"):
-        raise bad_value("sliding_window", window, "null")
+        expected = "null, which is not the default of this architecture" if is_missing else "null"
+        raise bad_value("sliding_window", window, expected)
     layer_types = config.get("layer_types") or []
     if not isinstance(layer_types, list) or any(kind != "full_attention" for kind in layer_types):
         raise bad_value("layer_types", layer_types, "'full_attention' in every layer")
