@@ -199,6 +199,16 @@ def test_a_group_that_is_cut_at_its_beginning_is_not_kept() -> None:
 def test_a_tied_head_is_split_with_the_embedding(tmp_path: Path) -> None:
     make_tiny_model(tmp_path, tie_word_embeddings=True, num_hidden_layers=1)
     check_split(tmp_path, 2)
+    path = tmp_path / "model.safetensors"
+    stored = load_file(path)
+    head = stored["model.embed_tokens.weight"].clone()
+    save_file({**stored, "lm_head.weight": head}, path)
+    check_split(tmp_path, 2)
+    head[-1, 0] += 1
+    save_file({**stored, "lm_head.weight": head}, path)
+    config, last = ModelConfig.from_directory(tmp_path), Place(Stage(0, 1), Part(1, 2))
+    with pytest.raises(ModelError, match=r"lm_head\.weight' is not the embedding"):
+        load_part(str(tmp_path), config, LoadOptions(), last, ThreadGroup(2).of(1))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("count", [0, 1, 5, 9, 97])

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from helpers.tiny_models import make_tiny_model
 from naiad.config import ModelConfig
 from naiad.errors import ModelError
-from naiad.models import load_model, safetensors_files
+from naiad.models import load_model, safetensors_files, weights
 from naiad.models.safetensors_files import SafetensorsFiles
 from naiad_kernels.linear import LoadOptions
 
@@ -108,6 +108,45 @@ def test_an_unexpected_tensor_is_named(model_dir: Path) -> None:
 def test_stored_rotary_frequencies_are_ignored(model_dir: Path) -> None:
     rewrite(model_dir, {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(5)})
     load(model_dir)
+
+
+def tied_dir(directory: Path, dtype: torch.dtype) -> torch.Tensor:
+    """A model whose head is the embedding and is stored too; returns the embedding."""
+    make_tiny_model(directory, tie_word_embeddings=True)
+    embedding = load_file(directory / "model.safetensors")["model.embed_tokens.weight"].to(dtype)
+    rewrite(directory, {"model.embed_tokens.weight": embedding, "lm_head.weight": embedding.clone()})
+    return embedding
+
+
+TIED = [
+    (torch.float32, LoadOptions()),
+    (torch.float32, LoadOptions(torch.bfloat16)),
+    (torch.bfloat16, LoadOptions(native=True)),
+]
+
+
+@pytest.mark.parametrize(("dtype", "options"), TIED, ids=["whole", "rounded", "narrow"])
+@pytest.mark.parametrize("place", [0, -1])
+def test_a_stored_head_that_is_tied_must_be_the_embedding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, options: LoadOptions, place: int
+) -> None:
+    monkeypatch.setattr(weights, "_COMPARED_WEIGHTS", 1000)
+    head = tied_dir(tmp_path, dtype).clone()
+    config = ModelConfig.from_directory(tmp_path)
+    load_model(str(tmp_path), config, options)
+    head[place, place] += 1
+    rewrite(tmp_path, {"lm_head.weight": head})
+    with pytest.raises(
+        ModelError, match=r"^tensor 'lm_head\.weight' is not the embedding.*: set it to false"
+    ):
+        load_model(str(tmp_path), config, options)
+
+
+def test_a_stored_head_that_is_tied_must_have_the_embeddings_shape(tmp_path: Path) -> None:
+    embedding = tied_dir(tmp_path, torch.float32)
+    rewrite(tmp_path, {"lm_head.weight": embedding[:-1].clone()})
+    with pytest.raises(ModelError, match=r"tensor 'lm_head\.weight' has shape \(96, 36\)"):
+        load(tmp_path)
 
 
 def test_a_missing_shard_is_named(sharded_dir: Path) -> None:

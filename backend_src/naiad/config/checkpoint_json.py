@@ -11,6 +11,8 @@ from typing import Any
 from naiad.errors import ModelError
 
 Json = Mapping[str, Any]
+# A whole number may be larger.
+_LARGEST_FLOAT = sys.float_info.max
 
 
 def parse_json(text: str | bytes) -> Any:
@@ -69,9 +71,7 @@ def positive_float(config: Json, key: str, default: float | None = None) -> floa
     value = config.get(key)
     if value is None:
         value = default
-    # An int may be larger than any float.
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not is_number or not 0 < value <= sys.float_info.max:
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value <= _LARGEST_FLOAT:
         raise bad_value(key, value, "a positive number")
     return float(value)
 

@@ -155,9 +155,8 @@ class GGUFSource:
             tensor = _as_column(tensor) if order is not None else _as_row(tensor)
         return GGUFRows(place, (tensor.shape[0], tensor.shape[1]), self._file, tensor, order)
 
-    def drop(self, name: str) -> None:
-        """Skip a weight; see `WeightSource`."""
-        self._left.pop(_own_name(name), None)
+    def take_copy(self, name: str, shape: tuple[int, int]) -> None:
+        """None: a file with a head of its own ties none to the embedding; see `WeightSource`."""
 
     def leave(self, layers: Collection[int], ends: bool) -> None:
         """Skip weights; see `WeightSource`."""

@@ -10,6 +10,7 @@ import torch
 
 from naiad.config import ModelConfig
 from naiad.config.attention import RopeConfig
+from naiad.errors import ModelError
 from naiad.models.split.checkpoint import AtFirstStage, SplitCheckpoint
 from naiad.models.token_embedding import TokenEmbedding, WholeEmbedding
 from naiad.models.weights import Checkpoint, Weights
@@ -73,7 +74,11 @@ def load_embedding_and_head(config: ModelConfig, weights: Weights) -> tuple[Toke
     def prepare_head(checkpoint: Checkpoint) -> LinearWeight:
         if not config.tie_word_embeddings:
             return _prepare_head(*checkpoint.take_with_nibbles("lm_head.weight", shape), checkpoint.options)
-        checkpoint.drop("lm_head.weight")
+        if not checkpoint.is_missing_or_same("lm_head.weight", table):
+            raise ModelError(
+                "tensor 'lm_head.weight' is not the embedding, and tie_word_embeddings = true in config.json "
+                "says that the head is: set it to false to compute with the tensor"
+            )
         return _prepare_head(table, nibbles, checkpoint.options)
 
     table = weights.prepared_table("model.embed_tokens", shape, read_embedding)

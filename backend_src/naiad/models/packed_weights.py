@@ -89,10 +89,6 @@ class PackingCheckpoint:
             scales=None if made.scales is None else self._writer.add(_scales_of(name), made.scales),
         )
 
-    def drop(self, name: str) -> None:
-        """Skip a tensor that duplicates another."""
-        self._checkpoint.drop(name)
-
     @property
     def panels(self) -> torch.Tensor | None:
         """The mapped memory that has the panels of all weights, once it is finished: `[num_bytes]`, uint8."""
@@ -154,9 +150,6 @@ class PackedCheckpoint:
     def panels(self) -> torch.Tensor | None:
         """The mapped memory that has the panels of all weights: `[num_bytes]`, uint8."""
         return _all_panels(self._file)
-
-    def drop(self, name: str) -> None:
-        """Nothing is left over in such a file."""
 
     def finish(self) -> None:
         """Nothing is left over in such a file."""

@@ -40,11 +40,18 @@ class WeightSource(Protocol):
             ModelError: the weight is missing, damaged, or of another shape or dtype; names file and tensor.
         """
 
-    def drop(self, name: str) -> None:
-        """Skip a weight that duplicates another.
+    def take_copy(self, name: str, shape: tuple[int, int]) -> torch.Tensor | None:
+        """Read a weight in place that should be a copy of the embedding.
+
+        Args:
+            name: the weight's name.
+            shape: the shape that follows from the configuration.
+
+        Returns:
+            None: it is not stored.
 
         Raises:
-            ModelError: it does not, because it is quantised.
+            ModelError: as `read`, or it is quantised.
         """
 
     def leave(self, layers: Collection[int], ends: bool) -> None:
@@ -80,6 +87,9 @@ class SafetensorsSource:
             if rows is not None:
                 self._opened.add(layer)
                 return rows
+        return self._plain(name, shape)
+
+    def _plain(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         file, tensor = self._files.take(name)
         if tuple(tensor.shape) != shape:
             raise ModelError(
@@ -91,8 +101,8 @@ class SafetensorsSource:
             )
         return tensor
 
-    def drop(self, name: str) -> None:
-        """Skip a weight; see `WeightSource`."""
+    def take_copy(self, name: str, shape: tuple[int, int]) -> torch.Tensor | None:
+        """Read a copy of the embedding; see `WeightSource`."""
         layer = name.removesuffix(_WEIGHT)
         for part in ("qweight", "weight_packed", "weight_scale", "weight_scale_inv"):
             if self._files.has(f"{layer}.{part}"):
@@ -100,7 +110,7 @@ class SafetensorsSource:
                     f"tensor '{layer}.{part}' is there, and tie_word_embeddings = true in config.json says "
                     "that the head is the embedding, which is not quantised"
                 )
-        self._files.drop(name)
+        return self._plain(name, shape) if self._files.has(name) else None
 
     def leave(self, layers: Collection[int], ends: bool) -> None:
         """Skip weights; see `WeightSource`."""

@@ -16,6 +16,9 @@ from naiad_kernels.linear import LinearWeight, LoadOptions
 from naiad_kernels.linear.quantised.kept import KeptWeight
 from naiad_kernels.native.nibbles import NibbleWeight
 
+# So many are converted at a time to be compared.
+_COMPARED_WEIGHTS = 1 << 22
+
 
 class Weights(Protocol):
     """Where a model takes its weights from: a `Checkpoint`, or what an earlier start has made of one."""
@@ -48,9 +51,6 @@ class Weights(Protocol):
             shape: the output features and the input features that follow from the configuration.
             make: as in `prepared_table`.
         """
-
-    def drop(self, name: str) -> None:
-        """Skip a tensor that duplicates another."""
 
     def finish(self) -> None:
         """Tell that the model has all its weights; see `Checkpoint.finish`."""
@@ -149,9 +149,25 @@ class Checkpoint:
         """Make it; see `Weights.prepared_linear`."""
         return make(self)
 
-    def drop(self, name: str) -> None:
-        """Skip a tensor that duplicates another."""
-        self._source.drop(name)
+    def is_missing_or_same(self, name: str, matrix: torch.Tensor) -> bool:
+        """Whether a tensor is not stored, or is a copy of another one; it is read and not kept.
+
+        Args:
+            name: the tensor's name.
+            matrix: the other one, as `take_matrix` has read it.
+
+        Raises:
+            ModelError: as `take`, or the tensor is quantised.
+        """
+        copy = self._source.take_copy(name, (matrix.shape[0], matrix.shape[1]))
+        if copy is None:
+            return True
+        device, dtype = self.options.device, self.options.dtype
+        rows = max(1, _COMPARED_WEIGHTS // matrix.shape[1])
+        return all(
+            torch.equal(*(each[first : first + rows].to(device, dtype) for each in (copy, matrix)))
+            for first in range(0, len(matrix), rows)
+        )
 
     def finish(self) -> None:
         """Close the files.

@@ -68,9 +68,11 @@ class SplitSource:
             return bias if self._part.rank == 0 else torch.zeros(shape)
         return _narrowed(self._whole.read(name, (count, *shape[1:])), 0, own)
 
-    def drop(self, name: str) -> None:
-        """Skip a weight; see `WeightSource`."""
-        self._whole.drop(name)
+    def take_copy(self, name: str, shape: tuple[int, int]) -> torch.Tensor | None:
+        """Read the part of a copy of the embedding; see `WeightSource`."""
+        own, count = self._splits[name.split(".")[-2]]
+        whole = self._whole.take_copy(name, (count, shape[1]))
+        return None if whole is None else whole.narrow(0, own.start, len(own))
 
     def leave(self, layers: Collection[int], ends: bool) -> None:
         """Skip weights; see `WeightSource`."""

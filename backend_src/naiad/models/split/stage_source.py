@@ -34,9 +34,9 @@ class StageSource:
         """Read a weight; see `WeightSource`."""
         return self._whole.read(self._whole_name(name), shape)
 
-    def drop(self, name: str) -> None:
-        """Skip a weight; see `WeightSource`."""
-        self._whole.drop(self._whole_name(name))
+    def take_copy(self, name: str, shape: tuple[int, int]) -> torch.Tensor | None:
+        """Read a copy of the embedding; see `WeightSource`."""
+        return self._whole.take_copy(self._whole_name(name), shape)
 
     def leave(self, layers: Collection[int], ends: bool) -> None:
         """Skip weights; see `WeightSource`."""
