@@ -18,8 +18,9 @@ from helpers.quantised_checkpoints import group_ids_of, rounded
 from helpers.tiny_models import make_tiny_model
 from helpers.tiny_tokenizers import byte_level_tokenizer
 from naiad.cli.main import main
-from naiad.cli.quantize import environment
-from naiad.config import ModelConfig
+from naiad.cli.quantize import environment, quality
+from naiad.config import EngineConfig, ModelConfig
+from naiad.model_runner import ModelRunner
 from naiad.models.weights import Checkpoint
 from naiad_kernels.linear import LoadOptions
 from naiad_kernels.native.nibbles import NibbleWeight
@@ -159,6 +160,28 @@ def test_the_report(tmp_path: Path, plain: tuple[Path, Any], capsys: pytest.Capt
     assert f"KL {report['kl']:.5f}" in printed
 
 
+@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Gemma3ForCausalLM"])
+@pytest.mark.parametrize("num_tokens", [2, 127, 128])
+def test_a_report_has_as_large_a_cache_as_its_text_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, architecture: str, num_tokens: int
+) -> None:
+    """It has blocks for the tokens and the one that follows, whatever a model's layers and heads take."""
+    model = make_tiny_model(tmp_path, architecture)
+    made: list[ModelRunner] = []
+
+    def make(config: EngineConfig) -> ModelRunner:
+        made.append(ModelRunner(config))
+        return made[-1]
+
+    monkeypatch.setattr(quality, "ModelRunner", make)
+    text = [place * place % 97 for place in range(num_tokens)]
+    (logits,) = quality._logits_of(tmp_path, [text])
+    assert {group.num_blocks for group in made[0].kv_groups} == {num_tokens // 64 + 1}
+    with torch.no_grad():
+        expected = model(torch.tensor([text])).logits[0]
+    torch.testing.assert_close(logits, expected, atol=1e-3, rtol=0)
+
+
 def test_a_group_of_zeros_and_a_tiny_one(tmp_path: Path, plain: tuple[Path, Any]) -> None:
     source = tmp_path / "source"
     model = make_tiny_model(source, **SIZES)
@@ -183,6 +206,7 @@ def test_a_group_of_zeros_and_a_tiny_one(tmp_path: Path, plain: tuple[Path, Any]
         (("--method", "awq", "--bits", "8", "--calibration", "text"), "--bits = 8: expected 4"),
         (("--group-size", "128"), "inputs are no whole groups of 128: choose another --group-size"),
         (("--text", "/none", "--text-tokens", "9"), "--text /none cannot be read"),
+        (("--text-tokens", "1"), "--text-tokens = 1: expected 0 for no report, or at least 2 tokens"),
     ],
 )
 def test_wrong_options(

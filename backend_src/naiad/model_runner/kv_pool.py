@@ -183,9 +183,7 @@ def kv_group_specs(
         ConfigError: not even one block of each group fits.
     """
     target, *drafts = model_configs
-    target_bytes = _layer_block_bytes(target, config, dtype, codes)
-    sizes = [len(group.layers) * target_bytes for group in target.layer_groups]
-    sizes[0] += sum(each.num_layers * _layer_block_bytes(each, config, dtype, codes) for each in drafts)
+    sizes = block_bytes(config, model_configs, dtype, codes)
     windows = [group.window or None for group in target.layer_groups]
     if drafts:
         windows[0] = None
@@ -201,6 +199,20 @@ def kv_group_specs(
             useful[index] = min(longest, held) * config.max_num_seqs
     counts = _shares(kv_cache_bytes, sizes, useful)
     return [KVGroupSpec(count, window) for count, window in zip(counts, windows, strict=True)]
+
+
+def block_bytes(
+    config: EngineConfig,
+    model_configs: Sequence[ModelConfig],
+    dtype: torch.dtype,
+    codes: torch.dtype | None = None,
+) -> list[int]:
+    """The size of a block of each KV group; the arguments are those of `kv_group_specs`."""
+    target, *drafts = model_configs
+    target_bytes = _layer_block_bytes(target, config, dtype, codes)
+    sizes = [len(group.layers) * target_bytes for group in target.layer_groups]
+    sizes[0] += sum(each.num_layers * _layer_block_bytes(each, config, dtype, codes) for each in drafts)
+    return sizes
 
 
 def _layer_block_bytes(

@@ -77,6 +77,9 @@ def run(args: argparse.Namespace) -> int:
     """
     scheme = _scheme(args)
     _check_calibration(args)
+    if args.text_tokens == 1:
+        # A token is measured by what is expected after it.
+        raise ConfigError("--text-tokens", 1, "0 for no report, or at least 2 tokens")
     target = args.out.absolute()
     _refuse_taken(target)
     source = resolve_model(args.model)

@@ -5,19 +5,19 @@ from __future__ import annotations
 import math
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from naiad.config import EngineConfig
+from naiad.config import EngineConfig, ModelConfig
 from naiad.model_runner import ModelRunner
+from naiad.model_runner.kv_pool import block_bytes
 from naiad.model_runner.lone_steps import LoneRow, lone_step
 from naiad.sequence import SamplingParams
 
 BLOCK_SIZE = 64
-_POOL_BYTES = 1 << 28
 
 
 @dataclass(slots=True)
@@ -93,20 +93,27 @@ def logits_of_text(runner: ModelRunner, text: list[int]) -> torch.Tensor:
         text: the context's tokens.
     """
     params = SamplingParams(max_tokens=1, returns_context_logits=True)
-    blocks = list(range(-(-len(text) // BLOCK_SIZE) + 1))
+    blocks = list(range(_num_blocks(len(text))))
     output = runner.run(lone_step([LoneRow(0, text, 0, blocks, params)]))
     return torch.frombuffer(bytearray(output.context_logits[0]), dtype=torch.float32).view(len(text), -1)
 
 
+def _num_blocks(num_tokens: int) -> int:
+    """So many tokens, and the one that comes next."""
+    return num_tokens // BLOCK_SIZE + 1
+
+
 def _logits_of(checkpoint: Path, texts: Sequence[list[int]]) -> Iterator[torch.Tensor]:
+    longest = max(map(len, texts))
     config = EngineConfig(
         model_dir=str(checkpoint),
         dtype="float32",
-        max_num_batched_tokens=max(32, *map(len, texts)),
+        max_model_len=longest,
+        max_num_batched_tokens=max(32, longest),
         block_size=BLOCK_SIZE,
-        kv_cache_bytes=_POOL_BYTES,
         start_cache=False,
     )
-    runner = ModelRunner(config)
+    sizes = block_bytes(config, [ModelConfig.from_directory(checkpoint)], torch.float32)
+    runner = ModelRunner(replace(config, kv_cache_bytes=_num_blocks(longest) * sum(sizes)))
     for text in texts:
         yield logits_of_text(runner, text)
