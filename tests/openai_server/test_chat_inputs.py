@@ -12,6 +12,7 @@ from naiad.openai_server.api.anthropic.body import MessageBody
 from naiad.openai_server.api.anthropic.errors import body_of, status_of
 from naiad.openai_server.api.bodies import parse_body
 from naiad.openai_server.api.errors import APIError
+from naiad.openai_server.api.messages import plain_messages
 from naiad.openai_server.api.responses import items
 from naiad.openai_server.api.responses.body import ResponseBody
 
@@ -44,6 +45,14 @@ def text(words: str, **more: Any) -> dict[str, Any]:
 def test_items_are_messages(sent: Any, messages: list[dict[str, Any]]) -> None:
     assert items.messages_of(sent, None) == messages
     assert items.messages_of(sent, "Be brief.") == [{"role": "system", "content": "Be brief."}, *messages]
+
+
+@pytest.mark.parametrize("arguments", [{}, {"arguments": None}, {"arguments": ""}])
+def test_a_call_without_arguments_has_none(arguments: dict[str, Any]) -> None:
+    call = {"type": "function_call", "call_id": "a", "name": "f", **arguments}
+    (_, said) = plain_messages(items.messages_of([USER, call], None))
+    function = {"name": "f", "arguments": {}}
+    assert said["tool_calls"] == [{"type": "function", "function": function, "id": "a"}]
 
 
 @pytest.mark.parametrize(

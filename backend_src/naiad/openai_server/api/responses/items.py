@@ -58,7 +58,8 @@ def _call(place: str, item: dict[str, Any]) -> dict[str, Any]:
     _check_keys(place, item, ("call_id", "name", "arguments"))
     call_id, name = (_string(f"{place}.{key}", item.get(key)) for key in ("call_id", "name"))
     read_arguments(f"{place}.arguments", item.get("arguments"), "input")
-    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": item["arguments"]}}
+    function = {"name": name, "arguments": item.get("arguments")}
+    return {"id": call_id, "type": "function", "function": function}
 
 
 def _result(place: str, item: dict[str, Any]) -> dict[str, Any]:
