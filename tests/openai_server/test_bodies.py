@@ -93,3 +93,16 @@ def test_a_chat_may_have_what_routers_add_and_no_other_values_of_it() -> None:
     for name in ("no_stop_trim", "separate_reasoning", "stream_reasoning", "return_hidden_states"):
         with pytest.raises(APIError, match=f"{name} = .* is not supported"):
             parse_body(msgspec.json.encode(chat | {name: not added[name]}), ChatBody, is_lenient=False)
+
+
+@pytest.mark.parametrize(
+    ("value", "is_allowed"), [(1, True), (1.0, True), (0.0, True), (0.5, False), (True, False)]
+)
+def test_a_number_asks_for_nothing_however_it_is_written(value: float, is_allowed: bool) -> None:
+    if is_allowed:
+        raw = msgspec.json.encode(ASKED | {"length_penalty": value})
+        assert parse_body(raw, CompletionBody, is_lenient=False)[1] == []
+        return
+    assert refusal_of(length_penalty=value).message == (
+        f"length_penalty = {value!r} is not supported: expected no value or 1 or 0."
+    )

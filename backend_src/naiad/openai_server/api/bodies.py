@@ -262,15 +262,16 @@ def _asks_for_nothing(others: OtherFields, name: str, value: Any) -> bool:
     allowed = others.accepted.get(name, others.refused.get(name))
     if allowed is None:
         return False
-    if (
-        value is None
-        or ANY in allowed
-        or any(type(value) is type(each) and value == each for each in allowed)
-    ):
+    if value is None or ANY in allowed or any(_is_same(value, each) for each in allowed):
         return True
     expected = " or ".join(["no value", *(repr(each) for each in allowed)])
     message = f"{name} = {shown(value)} is not supported: expected {expected}."
     raise APIError(400, message, param=name, code="unsupported_value")
+
+
+def _is_same(value: Any, allowed: Any) -> bool:
+    """Whether two values are the same in JSON, where 1 is 1.0 and not true."""
+    return value == allowed and isinstance(value, bool) == isinstance(allowed, bool)
 
 
 def _type_error(message: str, sent: Mapping[str, Any]) -> APIError:
