@@ -36,6 +36,7 @@ TOOL = {**WEATHER, "input_schema": PARAMETERS}
 ARGUMENTS = '{"city": "Paris 😀"}'
 CALL = f'<tool_call>\n{{"name": "get_weather", "arguments": {ARGUMENTS}}}\n</tool_call>'
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+FORM = {"type": "json_schema", "name": "x", "schema": SCHEMA}
 
 
 @pytest.fixture(scope="module")
@@ -134,6 +135,7 @@ def test_the_format_of_a_response(api: Any) -> None:
     found = response(say(api, "{}"), text={"format": form}, chat_template_kwargs={})
     assert found["text"]["format"] == form
     assert json.dumps(SCHEMA)[1:-1] in api.params.grammar.source
+    assert api.params.grammar.field == "text.format", "with which the engine's errors begin"
     assert response(say(api, "{}"), text={"format": {"type": "json_object"}})["text"] == {
         "format": {"type": "json_object"}
     }
@@ -159,6 +161,21 @@ def test_the_format_of_a_response(api: Any) -> None:
             "text.format.name = 'a b'",
         ),
         ({"text": {"format": {"type": "grammar"}}}, "text", "text.format.type"),
+        (
+            {"text": {"format": {**FORM, "schema": {"colour": 1}}}, "tools": [FUNCTION]},
+            "text.format",
+            "text.format (json_schema) is refused: unknown keyword 'colour'",
+        ),
+        (
+            {"text": {"format": FORM}, "tools": [FUNCTION], "tool_choice": "required"},
+            "text.format",
+            "text.format and tool_choice both say",
+        ),
+        (
+            {"text": {"format": FORM}, "structured_outputs": {"regex": "a"}},
+            "structured_outputs",
+            "structured_outputs and text.format both ask",
+        ),
         ({"input": [{"type": "function_call", "call_id": "a"}]}, "input", "input[0].name = None"),
         (
             {"input": [{"type": "function_call", "call_id": "a", "name": "f", "arguments": "{"}]},

@@ -198,7 +198,8 @@ class RequestReader:
         prompt = {"messages": json.dumps(chat.messages)}
         encoded = self._encode(prompt | row, body, chat.options, names["messages"], names)
         section = self._section(encoded, chat.messages[-1] if body.continue_final_message else None)
-        form = read_format(body.response_format, body.structured_outputs)
+        form_name = names.get("response_format", "response_format")
+        form = read_format(body.response_format, body.structured_outputs, form_name)
         spec = Constraint(self.grammar, chat.use, form).spec(section)
         is_plain = chat.options == PLAIN_CHAT and _is_read_plainly(body)
         return AskedGeneration(

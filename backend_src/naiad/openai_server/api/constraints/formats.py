@@ -19,16 +19,22 @@ _SCHEMA_KEYS = ("name", "description", "schema", "strict")
 _FIELD = FIELD["structured_outputs"]
 
 
-def read_format(response_format: Any, structured_outputs: Any) -> GrammarSpec | None:
+def read_format(
+    response_format: Any, structured_outputs: Any, name: str = "response_format"
+) -> GrammarSpec | None:
     """Read the format of an answer; None: any text.
+
+    Args:
+        response_format, structured_outputs: the fields.
+        name: the client's name for the first one.
 
     Raises:
         APIError: a field is not valid, or both ask for a format.
     """
-    first = None if response_format is None else read_response_format(response_format)
+    first = None if response_format is None else read_response_format(response_format, name)
     second = None if structured_outputs is None else _structured_outputs(structured_outputs)
     if first is not None and second is not None:
-        raise _error("structured_outputs", "structured_outputs and response_format both ask for a format")
+        raise _error("structured_outputs", f"structured_outputs and {name} both ask for a format")
     return first or second
 
 

@@ -43,7 +43,13 @@ _REFUSED: Mapping[str, tuple[Any, ...]] = {
 _LOG_PROBS = "message.output_text.logprobs"
 # What else an answer may include; reasoning comes in plain text, so there is nothing to encrypt.
 _INCLUDABLE = (_LOG_PROBS, "reasoning.encrypted_content")
-_NAMES = {"messages": "input", "max_completion_tokens": "max_output_tokens", "logprobs": "include"}
+_FORMAT = "text.format"
+_NAMES = {
+    "messages": "input",
+    "max_completion_tokens": "max_output_tokens",
+    "logprobs": "include",
+    "response_format": _FORMAT,
+}
 
 
 class ResponseStreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -120,7 +126,7 @@ def _response_format(form: TextFormat | JsonObjectFormat | JsonSchemaFormat | No
             return {"type": "json_object"}
         case JsonSchemaFormat():
             described = {name: getattr(form, name) for name in form.__struct_fields__}
-            read_named_schema(described, "text.format", "text")
+            read_named_schema(described, _FORMAT, "text")
             return {"type": "json_schema", "json_schema": described}
     return None
 
