@@ -56,6 +56,7 @@ class Scripted:
         openai: the address of the API, as `helpers.server.Server` has it.
         texts: what the sequences of the next request say, each to its end.
         reason: why they end.
+        stop: the stop string that follows what they say, and ends them; "": none does.
         num_at_once: tokens of a step.
         asked: the requests.
         prompts: their first prompts as text.
@@ -64,6 +65,7 @@ class Scripted:
     openai: str = ""
     texts: Sequence[str] = ("Hello",)
     reason: FinishReason = FinishReason.STOP
+    stop: str = ""
     num_at_once: int = 1
     asked: list[AskedGeneration] = field(default_factory=list)
     prompts: list[str] = field(default_factory=list)
@@ -148,7 +150,16 @@ class _Model:
             )
             before += new
         window = list(context_ids(self._tokenizer.table, before, True))
-        yield RequestOutput(sequence_id, [], window_ids=window, finish_reason=self._script.reason)
+        stop = self._script.stop
+        yield RequestOutput(
+            sequence_id,
+            [],
+            window_ids=window,
+            num_chars=0 if stop else -1,
+            is_cut=bool(stop),
+            finish_reason=self._script.reason,
+            stop_reason=stop,
+        )
 
 
 @contextlib.contextmanager

@@ -57,9 +57,13 @@ def test_the_list_of_models_says_whether_they_take_tools(api: Scripted, tmp_path
 
 
 def say(
-    script: Scripted, *texts: str, reason: FinishReason = FinishReason.STOP, at_once: int = 1
+    script: Scripted,
+    *texts: str,
+    reason: FinishReason = FinishReason.STOP,
+    stop: str = "",
+    at_once: int = 1,
 ) -> Scripted:
-    script.texts, script.reason, script.num_at_once = texts, reason, at_once
+    script.texts, script.reason, script.stop, script.num_at_once = texts, reason, stop, at_once
     return script
 
 
@@ -202,6 +206,20 @@ def test_arguments_of_constrained_calls_are_streamed(api: Any) -> None:
     _, _, raw = post(say(api, CALL), CHAT, sent)
     fragments = raw.decode().count('"function":{"arguments":')
     assert fragments > 5
+
+
+@pytest.mark.parametrize("fields", [{"tools": STRICT}, {"tools": TOOLS, "tool_choice": "required"}])
+def test_a_call_that_a_stop_string_cuts_off_is_not_finished(api: Any, fields: dict[str, Any]) -> None:
+    said = both(say(api, CALL, CALL[:60], CALL + CALL[:60], stop="#"), **fields, n=3)
+    assert said.reasons == ["tool_calls", "stop", "stop"]
+    assert said.stop_reasons == ["#"] * 3
+    assert [len(calls) for calls in said.calls] == [1, 1, 2]
+    for calls in said.calls[1:]:
+        name, arguments = calls[-1]
+        assert name == "get_weather"
+        assert arguments
+        assert ARGUMENTS.startswith(arguments)
+        assert arguments != ARGUMENTS
 
 
 def test_strict_tools_constrain_calls_alone(api: Any) -> None:

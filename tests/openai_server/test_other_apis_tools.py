@@ -12,8 +12,11 @@ import pytest
 from helpers.messages_api import (
     COUNT,
     MESSAGES,
+    Delta,
+    Ending,
     Text,
     ToolUse,
+    message_events,
     streamed_message,
     whole_message,
 )
@@ -45,8 +48,14 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         yield script
 
 
-def say(script: Scripted, text: str, reason: FinishReason = FinishReason.STOP, at_once: int = 1) -> Any:
-    script.texts, script.reason, script.num_at_once = (text,), reason, at_once
+def say(
+    script: Scripted,
+    text: str,
+    reason: FinishReason = FinishReason.STOP,
+    stop: str = "",
+    at_once: int = 1,
+) -> Any:
+    script.texts, script.reason, script.stop, script.num_at_once = (text,), reason, stop, at_once
     return script
 
 
@@ -100,6 +109,18 @@ def test_a_call_that_is_cut_off_is_incomplete(api: Any) -> None:
     assert arguments
     assert ARGUMENTS.startswith(arguments)
     assert api.params.grammar.kind is GrammarKind.LARK
+
+
+def test_a_call_that_a_stop_string_cuts_off_is_incomplete(api: Any) -> None:
+    fields = {"tools": [FUNCTION], "tool_choice": "required"}
+    found = response(say(api, CALL + CALL[:65], stop="#"), **fields)
+    assert (found["status"], found["incomplete_details"]) == ("incomplete", {"reason": None})
+    assert [item["status"] for item in found["output"]] == ["completed", "incomplete"]
+    (_, (_, arguments)) = calls_of(found)
+    assert arguments
+    assert arguments != ARGUMENTS
+    found = response(say(api, CALL, stop="#"), **fields)
+    assert (found["status"], found["incomplete_details"]) == ("completed", None)
 
 
 def test_a_named_function_is_called(api: Any) -> None:
@@ -222,6 +243,25 @@ def test_the_choice_of_a_message(api: Any, choice: dict[str, Any], is_constraine
     assert (api.params.grammar is not None) is is_constrained
     found = message(say(api, CALL), tools=[TOOL], tool_choice={"type": "none"})
     assert found.content == [Text(text=CALL, citations=None)]
+
+
+def test_a_message_does_not_end_with_a_call_that_a_stop_string_cuts_off(api: Any) -> None:
+    fields = {"tools": [TOOL], "tool_choice": {"type": "any"}, "stop_sequences": ["#"]}
+    sent = {"max_tokens": 500, "messages": [{"role": "user", "content": "Hello"}], **fields}
+    cut = whole_message(say(api, CALL[:65], stop="#"), **sent)
+    (use,) = cut.content
+    assert isinstance(use, ToolUse)
+    assert (use.name, use.input) == ("get_weather", {})
+    assert (cut.stop_reason, cut.stop_sequence) == ("stop_sequence", "#")
+    _, _, raw = post(api, MESSAGES, {"model": "first", "stream": True, **sent})
+    *_, delta, _ = message_events(raw.decode())
+    assert isinstance(delta, Delta)
+    assert delta.delta == Ending(stop_reason="stop_sequence", stop_sequence="#")
+    # As an id of `stop_token_ids` ends it.
+    cut = whole_message(say(api, CALL[:65]), **sent)
+    assert (cut.stop_reason, cut.stop_sequence) == ("stop_sequence", None)
+    found = message(say(api, CALL, stop="#"), **fields)
+    assert (found.stop_reason, found.stop_sequence) == ("tool_use", None)
 
 
 def test_text_alone_is_one_block(api: Any) -> None:

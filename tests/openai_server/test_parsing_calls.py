@@ -87,6 +87,32 @@ def test_a_certain_call_that_is_cut_off_keeps_its_arguments_so_far() -> None:
         assert (found.content, found.calls) == ("", [("f", '{"a": "Par')])
 
 
+@pytest.mark.parametrize(
+    ("text", "is_open"),
+    [
+        ('<tool_call>\n{"name": "f", "arguments": {"a": "Par', True),
+        ('<tool_call>{"name": "f", "arguments": {}}<tool_call>{"name": "f", "arguments": {"a"', True),
+        # Too deep to be read to its end.
+        ('<tool_call>{"name": "f", "arguments": {"a": ' + "[" * (MAX_DEPTH + 1) + "1", True),
+        ('<tool_call>{"name": "f", "arguments": {"a": "x"}}', False),
+        # Its name has not been reported: it is content.
+        ('<tool_call>{"name": "f", "argum', False),
+        ("Hello", False),
+    ],
+)
+def test_whether_a_call_is_open_is_known_at_the_end(text: str, is_open: bool) -> None:
+    parser = parser_for("hermes", are_certain=True)
+    for piece in cut(text, range(1, len(text))):
+        assert not parser.parse_delta([piece], finished=False).has_open_call
+    assert parser.parse_delta([], finished=True).has_open_call is is_open
+
+
+def test_a_call_that_is_left_out_is_not_open() -> None:
+    text = '<tool_call>{"name": "f", "arguments": {}}<tool_call>{"name": "f", "arguments": {"a"'
+    parser = parser_for("hermes", are_certain=True, max_calls=1)
+    assert not parser.parse_delta(cut(text, []), finished=True).has_open_call
+
+
 def test_tokens_of_calls_are_no_tokens_of_the_content() -> None:
     texts = ["Hi", " <tool", "_call>", '{"name": "f"', "}", "</tool_call> ", "", "Bye"]
     pieces = [Piece(text, number) for number, text in enumerate(texts)]

@@ -98,11 +98,20 @@ class Choice:
 
     @property
     def finish_reason(self) -> str:
-        """Why it has ended, in OpenAI's words: a passed deadline is a length."""
+        """Why it has ended, in OpenAI's words: a passed deadline is a length.
+
+        It is a stop if a call is not complete, so that nobody takes it for a call.
+        """
         assert self.last is not None
         assert self.last.output.finish_reason is not None
         reason = _REASONS[self.last.output.finish_reason]
-        return "tool_calls" if reason == "stop" and self.num_calls else reason
+        has_called = self.num_calls > 0 and not self.has_open_call
+        return "tool_calls" if reason == "stop" and has_called else reason
+
+    @property
+    def has_open_call(self) -> bool:
+        """Whether it has ended within a call: a stop string or id may stand in the arguments."""
+        return self.last is not None and self.last.parts.has_open_call
 
     def in_order(self) -> Iterator[ContentPart | ToolCall]:
         """Yield the content and the calls, if the deltas are kept, in the order in which they came."""

@@ -142,6 +142,9 @@ def _ending(tally: Tally) -> Ending:
             return Ending(stop_reason="max_tokens", stop_sequence=None)
         case "tool_calls":
             return Ending(stop_reason="tool_use", stop_sequence=None)
-    if choice.last.output.is_cut:
-        return Ending(stop_reason="stop_sequence", stop_sequence=choice.last.output.stop_reason)
+    output = choice.last.output
+    if output.is_cut or choice.has_open_call:
+        # An id that ends a call is no text.
+        sequence = output.stop_reason if output.is_cut else None
+        return Ending(stop_reason="stop_sequence", stop_sequence=sequence)
     return Ending(stop_reason="end_turn", stop_sequence=None)

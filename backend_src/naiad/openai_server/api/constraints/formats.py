@@ -25,8 +25,9 @@ def read_format(
     """Read the format of an answer; None: any text.
 
     Args:
-        response_format, structured_outputs: the fields.
-        name: the client's name for the first one.
+        response_format: the field.
+        structured_outputs: the field.
+        name: the client's name for `response_format`.
 
     Raises:
         APIError: a field is not valid, or both ask for a format.

@@ -49,6 +49,7 @@ class CallFinder:
         self._is_blank = True  # since the beginning, or since the last call, there was only white space
         self._num_calls = 0
         self._call = _OpenCall()
+        self._has_open_call = False  # one that was shown was not completed
         self._work = self._find()
 
     def take(self, piece: Piece, parsed: ParsedDelta) -> None:
@@ -61,6 +62,7 @@ class CallFinder:
         """Decide what is left, as nothing follows."""
         self._cursor.is_ended = True
         self._go_on(parsed)
+        parsed.has_open_call = self._has_open_call
 
     @property
     def tools(self) -> Tools:
@@ -140,6 +142,7 @@ class CallFinder:
             self._decide(self._cursor.at, is_content=False)
         except BrokenError:
             self._report_grown()
+            self._has_open_call |= self._call.is_reported and self._is_shown(self._num_calls)
             self._num_calls += self._call.is_reported
             self._call = _OpenCall()
             self._is_blank = False
@@ -188,8 +191,11 @@ class CallFinder:
             self._decide(place, is_content=False)
 
     def _report(self, delta: CallDelta) -> None:
-        if self._rules.max_calls is None or delta.index < self._rules.max_calls:
+        if self._is_shown(delta.index):
             self._parsed.calls.append(replace(delta, after=self._parsed.content_place))
+
+    def _is_shown(self, index: int) -> bool:
+        return self._rules.max_calls is None or index < self._rules.max_calls
 
 
 @dataclass(slots=True)

@@ -112,6 +112,7 @@ class ParsedDelta:
         content_log_probs: one for each of `content_ids`, if they were asked for.
         num_reasoning_tokens: new tokens of the reasoning, marks included.
         calls: what is new of tool calls.
+        has_open_call: a call whose name has been reported is not complete. Known at the end.
     """
 
     reasoning: str = ""
@@ -120,6 +121,7 @@ class ParsedDelta:
     content_log_probs: list[TokenLogProbs] = field(default_factory=list)
     num_reasoning_tokens: int = 0
     calls: list[CallDelta] = field(default_factory=list)
+    has_open_call: bool = False
 
     @property
     def content_place(self) -> ContentPlace:

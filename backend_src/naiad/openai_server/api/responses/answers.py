@@ -97,9 +97,9 @@ class ResponseError(msgspec.Struct):
 
 
 class IncompleteDetails(msgspec.Struct):
-    """Why a response is not complete."""
+    """Why a response is not complete; null: a stop string or id stands in the arguments of a call."""
 
-    reason: str
+    reason: str | None
 
 
 class TextFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="text"):

@@ -139,7 +139,7 @@ class ResponseWriter:
             self._response,
             status=status,
             completed_at=int(time.time()) if status == _COMPLETED else None,
-            incomplete_details=IncompleteDetails("max_output_tokens") if status == _INCOMPLETE else None,
+            incomplete_details=_incomplete(tally),
             output=self._output,
             usage=ResponseUsage.of(tally.usage),
         )
@@ -242,4 +242,13 @@ class ResponseWriter:
 
 def _status(tally: Tally) -> str:
     (choice,) = tally.choices
-    return _INCOMPLETE if choice.finish_reason == "length" else _COMPLETED
+    is_cut = choice.finish_reason == "length" or choice.has_open_call
+    return _INCOMPLETE if is_cut else _COMPLETED
+
+
+def _incomplete(tally: Tally) -> IncompleteDetails | None:
+    """Why a response is not complete; None: it is."""
+    if _status(tally) == _COMPLETED:
+        return None
+    (choice,) = tally.choices
+    return IncompleteDetails("max_output_tokens" if choice.finish_reason == "length" else None)
