@@ -74,12 +74,15 @@ class GrammarSpec(msgspec.Struct, frozen=True, kw_only=True):
             begin, schema and end, and `triggers`: text in which a trigger begins one of the structures.
         begins_after: the grammar holds for what follows the first occurrence of this text in the output, and
             what comes before is free, such as a model's reasoning; empty: it holds from the first token on.
+        opened_by: with `begins_after`: only an output that begins with this text has something before the
+            grammar, which holds for all of any other; empty: every output has.
         field: the client's name for the field, with which error messages begin.
     """
 
     kind: GrammarKind
     source: str = ""
     begins_after: str = ""
+    opened_by: str = ""
     field: str = "grammar"
 
 

@@ -8,6 +8,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 import pytest
 from llguidance import LLTokenizer
@@ -108,6 +109,20 @@ def test_a_grammar_may_begin_after_a_text(grammars: Grammars, kind: GrammarKind,
         assert accepts(grammars, spec, f"{before}{marker}{text}", special=True), before
     for whole in (text, marker, f"x{marker}{text}{text}{text}!", f"x{marker}y{marker}{text}"):
         assert not accepts(grammars, spec, whole, special=True), whole
+
+
+@pytest.mark.parametrize("opening", ["BEGIN", "<s>"])
+@pytest.mark.parametrize("marker", ["END", "<|im_start|>"])
+def test_only_an_output_that_is_opened_so_may_have_something_before_the_grammar(
+    grammars: Grammars, opening: str, marker: str
+) -> None:
+    spec = GrammarSpec(kind=GrammarKind.REGEX, source="a+/", begins_after=marker, opened_by=opening)
+    for whole in ("aa/", f"{opening}{marker}aa/", f"{opening} EN thought\n{marker}a/"):
+        assert accepts(grammars, spec, whole, special=True), whole
+    bad = (f"thought{marker}a/", f"{opening}a/", f"{opening}x{marker}x", f"a/{opening}x{marker}a/")
+    for whole in ("", "x", *bad):
+        assert not accepts(grammars, spec, whole, special=True), whole
+    assert not accepts(grammars, msgspec.structs.replace(spec, opened_by=""), "aa/")
 
 
 REFUSALS: list[tuple[GrammarKind, str, str]] = [
@@ -306,6 +321,9 @@ def test_too_large_a_source_is_refused_unread(grammars: Grammars) -> None:
     with pytest.raises(InvalidRequestError, match="it has 524289 bytes: at most 524288 are allowed"):
         grammars.get(spec)
     marked = GrammarSpec(kind=GrammarKind.REGEX, source="a", begins_after="é" * 129)
+    opened = msgspec.structs.replace(marked, begins_after="a", opened_by="é" * 129)
+    with pytest.raises(InvalidRequestError, match="opened_by has 258 bytes: at most 256 are allowed"):
+        grammars.get(opened)
     with pytest.raises(InvalidRequestError, match="begins_after has 258 bytes: at most 256 are allowed"):
         grammars.get(marked)
 

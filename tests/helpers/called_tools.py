@@ -22,6 +22,8 @@ TOOLS: dict[str, dict[str, Any]] = {
             "o": {"type": "object"},
             "b": {"type": ["boolean", "null"]},
             "s": {"type": ["string", "null"]},
+            "u": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+            "m": {"oneOf": [{"type": "string"}, {"type": "array"}, {"$ref": "#"}, True]},
         },
     },
     "get-time": {},
@@ -178,6 +180,13 @@ CASES: tuple[Case, ...] = (
         "<tool_call><function=f><parameter=n>many</parameter></function></tool_call>",
         "",
         (("get-time", "{}"), ("f", '{"n": "many"}')),
+    ),
+    Case(
+        "qwen3_coder",
+        "<tool_call><function=f><parameter=u>12345</parameter><parameter=m>[1]</parameter></function></tool_call>"
+        "<tool_call><function=f><parameter=u>null</parameter><parameter=m>{}</parameter></function></tool_call>",
+        "",
+        (("f", '{"u": "12345", "m": [1]}'), ("f", '{"u": null, "m": "{}"}')),
     ),
     Case("qwen3_coder", "<tool_call><function=g></function>", "<tool_call><function=g></function>"),
     Case("qwen3_coder", "<tool_call><function=f><parameter=a>x", "<tool_call><function=f><parameter=a>x"),

@@ -21,6 +21,7 @@ from helpers.called_tools import FAMILY, Heard, heard
 from helpers.tiny_tokenizers import byte_level_tokenizer, write_tokenizer
 from naiad.grammar.source import to_llguidance
 from naiad.grammar.special_tokens import hide_special_tokens
+from naiad.openai_server.api.chat_prompt import ChatPrompt
 from naiad.openai_server.api.constraints.arguments import UnenforceableError, arguments_rule, closed
 from naiad.openai_server.api.constraints.constraint import Constraint
 from naiad.openai_server.api.constraints.lark import LarkWriter
@@ -31,6 +32,7 @@ from naiad.openai_server.api.parsing.output_parser import OutputGrammar, OutputP
 from naiad.openai_server.api.parsing.pieces import Piece
 from naiad.openai_server.api.tools import Tool, ToolUse
 from naiad.sequence import GrammarKind, GrammarSpec
+from naiad.tokenization import PLAIN_CHAT
 
 SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -74,7 +76,8 @@ class Vocabulary:
         )
 
     def matcher(self, spec: GrammarSpec) -> LLMatcher:
-        matcher = LLMatcher(self.llguidance, to_llguidance(spec, {}))
+        special = {mark: token_id for token_id, mark in self.marks.items()}
+        matcher = LLMatcher(self.llguidance, to_llguidance(spec, special))
         assert not matcher.get_error()
         return matcher
 
@@ -130,8 +133,9 @@ def spec_of(
 
 
 def parse(outputs: OutputGrammar, text: str, section: Section = Section.CONTENT) -> Heard:
-    assert outputs.calls is not None
-    parser = OutputParser(outputs, section, CallRules(family=outputs.calls, tools=CALLED, are_certain=True))
+    family = outputs.guarded_calls
+    assert family is not None
+    parser = OutputParser(outputs, section, CallRules(family=family, tools=CALLED, are_certain=True))
     return heard(parser, [[Piece(each, 1)] for each in text] + [[]])
 
 
@@ -222,6 +226,53 @@ def test_free_text_spells_no_mark_that_is_an_added_token(tmp_path: Path) -> None
         for marks in (vocabulary.marks, {}):
             read = replace_marks(vocabulary, marks)
             assert read.accepts(spec, text) is is_allowed, (text, marks)
+
+
+@pytest.mark.parametrize("family", SPECIAL)
+def test_a_mark_that_is_a_special_token_may_be_spelled(tmp_path: Path, family: str) -> None:
+    """A reader takes it for the mark, so what follows has to be a correct call as well."""
+    vocabulary = Vocabulary(tmp_path, SPECIAL[family])
+    outputs = vocabulary.outputs(family)
+    spec = spec_of(outputs, tools=(replace(NOW, is_strict=True),))
+    assert spec is not None
+    writing, spelled = outputs.writing, replace_marks(vocabulary, {})
+    for arguments, is_allowed in (("{}", True), ('{"city": 5}', False)):
+        call = f"{writing.opening}a.b/now-1{writing.before_arguments}{arguments}{writing.after_arguments}"
+        ids = spelled.ids(f"So: {writing.begin}") + vocabulary.ids(f"{call}{writing.closing}")
+        matcher = vocabulary.matcher(spec)
+        is_accepted = matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
+        assert is_accepted is is_allowed
+
+
+WRONG = '{{"name": "get_weather", "{}": {{"city": 5}}}}'
+
+
+@pytest.mark.parametrize(
+    ("family", "mark", "call"),
+    [
+        ("granite", "<tool_call>", f"[{WRONG.format('arguments')}]"),
+        ("phi4_mini_json", "functools", f"[{WRONG.format('arguments')}]"),
+        ("llama3_json", "<|python_tag|>", WRONG.format("parameters")),
+        ("pythonic", "<|python_start|>", "[get_weather(city=5)]"),
+    ],
+)
+def test_behind_another_mark_than_the_grammars_there_is_no_call(
+    tmp_path: Path, family: str, mark: str, call: str
+) -> None:
+    vocabulary = Vocabulary(tmp_path, SPECIAL.get(family, ()))
+    outputs, text = vocabulary.outputs(family), f"So: {mark}{call}"
+    tools = (replace(WEATHER, is_strict=True),)
+    assert vocabulary.accepts(spec_of(outputs, tools=tools), text)
+    found = parse(outputs, text)
+    assert (found.calls, found.content) == ([], text)
+    for use, begins in (
+        (ToolUse(tools=tools, callable=tools), outputs.guarded_calls),
+        (ToolUse(tools=BOTH, callable=BOTH), outputs.calls),
+    ):
+        rules = ChatPrompt([], PLAIN_CHAT, use).call_rules(outputs)
+        assert rules is not None
+        assert rules.family == begins
+        assert (mark in rules.family.begins) is (use.tools == BOTH)
 
 
 def replace_marks(vocabulary: Vocabulary, marks: dict[int, str]) -> Vocabulary:
@@ -352,6 +403,31 @@ def test_a_format_beside_others_is_read_like_one_alone(plain: Vocabulary, sectio
             spec_of(outputs, section, form=form)
 
 
+TAG = {"structures": [{"begin": "<n>", "schema": {"const": 7}, "end": "</n>"}], "triggers": ["<n>"]}
+OTHER_FORMS = [
+    GrammarSpec(kind=GrammarKind.REGEX, source="yes|no"),
+    GrammarSpec(kind=GrammarKind.EBNF, source='root ::= "yes" | "no"'),
+    GrammarSpec(kind=GrammarKind.LARK, source='%llguidance {}\nstart: free | "no"\nfree: "yes"'),
+    GrammarSpec(kind=GrammarKind.STRUCTURAL_TAG, source=json.dumps(TAG)),
+]
+
+
+@pytest.mark.parametrize("form", OTHER_FORMS, ids=lambda form: form.kind.value)
+@pytest.mark.parametrize("marks", ["special", "added", "text"])
+def test_a_model_that_may_reason_need_not(tmp_path: Path, form: GrammarSpec, marks: str) -> None:
+    """A checkpoint counts as reasoning if its vocabulary has the marks, whether it reasons or not."""
+    span = ("<think>", "</think>")
+    vocabulary = Vocabulary(tmp_path, span if marks == "special" else (), span if marks == "added" else ())
+    spec = spec_of(vocabulary.outputs("hermes", reasons=True), Section.OPEN, form, tools=())
+    is_tag = form.kind is GrammarKind.STRUCTURAL_TAG
+    for answer, is_allowed in (("yes", True), ("no", True), ("maybe", is_tag), ("<n>8</n>", False)):
+        for before in ("", "<think>Well <\n</think>", "<think></think>"):
+            assert vocabulary.accepts(spec, before + answer) is is_allowed, before + answer
+    # To free text marks are text unless they are tokens.
+    for whole in ("Well </think>yes", "<think>yes"):
+        assert vocabulary.accepts(spec, whole) is (is_tag and marks == "text"), whole
+
+
 def test_xml_arguments(plain: Vocabulary) -> None:
     spec = spec_of(plain.outputs("qwen3_coder"), is_required=True)
     call = (
@@ -366,6 +442,45 @@ def test_xml_arguments(plain: Vocabulary) -> None:
     assert json.loads(found.calls[0][1]) == {"city": "Ro </x>\n\nme", "unit": "C", "all": False}
 
 
+def xml_call(value: str) -> str:
+    return f"<tool_call>\n<function=f>\n<parameter=a>\n{value}\n</parameter>\n</function>\n</tool_call>"
+
+
+STRING, NULL = {"type": "string"}, {"type": "null"}
+
+
+@pytest.mark.parametrize(
+    ("schema", "values"),
+    [
+        ({"type": ["string", "null"]}, {"Paris": "Paris", '"Paris"': '"Paris"', "null": None, "5": "5"}),
+        ({"anyOf": [STRING, NULL]}, {"Paris": "Paris", "12345": "12345", "null": None}),
+        ({"oneOf": [NULL, STRING], "default": None}, {"true": "true", "null": None}),
+        ({"anyOf": [STRING, {"type": "integer"}]}, {"5": "5", "five": "five", "null": "null"}),
+        ({"type": ["string", "null"], "enum": ["C", None]}, {"C": "C", "null": None, "F": ..., '"C"': ...}),
+        ({"anyOf": [{"enum": ["C", "1"], **STRING}, NULL]}, {"1": "1", "null": None, "2": ...}),
+        ({"type": ["integer", "null"]}, {"5": 5, "null": None, "five": ...}),
+        ({"anyOf": [{"$ref": "#/$defs/x"}, NULL]}, {'"x"': "x", "null": None, "x": ...}),
+    ],
+)
+def test_arguments_are_read_as_they_are_constrained(
+    plain: Vocabulary, schema: dict[str, Any], values: dict[str, Any]
+) -> None:
+    """`...`: the text is not allowed."""
+    defs = {"x": {"const": "x"}}
+    parameters = {"type": "object", "properties": {"a": schema}, "required": ["a"], "$defs": defs}
+    outputs = plain.outputs("qwen3_coder")
+    spec = spec_of(outputs, tools=(Tool("f", "", parameters, is_strict=True),), is_required=True)
+    rules = CallRules(family=FAMILY["qwen3_coder"], tools={"f": parameters}, are_certain=True)
+    for written, value in values.items():
+        assert plain.accepts(spec, xml_call(written)) is (value is not ...), written
+        if value is ...:
+            continue
+        parser = OutputParser(outputs, Section.CONTENT, rules)
+        ((_, arguments),) = heard(parser, [[Piece(each, 1)] for each in xml_call(written)] + [[]]).calls
+        assert json.loads(arguments) == {"a": value}
+        jsonschema.validate(json.loads(arguments), parameters)
+
+
 @pytest.mark.parametrize(
     ("form", "parameters", "what"),
     [
@@ -375,6 +490,22 @@ def test_xml_arguments(plain: Vocabulary) -> None:
             "pattern of the argument 'a'",
         ),
         (CallForm.XML, {"properties": {"a>": {}}}, "the argument 'a>'"),
+        *(
+            (CallForm.XML, {"properties": {"a": schema}}, f"{what} of the argument 'a'")
+            for schema, what in (
+                ({"type": ["string", "null"], "maxLength": 5}, "maxLength"),
+                ({"anyOf": [{**STRING, "pattern": "x"}, NULL]}, "pattern"),
+                ({"anyOf": [STRING, NULL], "enum": ["a"]}, "enum"),
+                ({"anyOf": [STRING, {"type": "object"}]}, "the type object beside string"),
+                ({"anyOf": [STRING, {"$ref": "#/$defs/x"}]}, "the type any beside string"),
+                (
+                    {"anyOf": [{**STRING, "enum": ["a"]}, {"type": "integer"}]},
+                    "the type integer beside string",
+                ),
+                ({"type": ["string", "integer"], "enum": ["a", 5]}, "enum"),
+                ({"oneOf": [STRING, {**STRING, "enum": ["a"]}]}, "oneOf"),
+            )
+        ),
         (CallForm.PYTHON, {"properties": {"a-b": {}}}, "the argument 'a-b'"),
         (CallForm.PYTHON, {"anyOf": []}, "anyOf"),
         (CallForm.XML, {"additionalProperties": {"type": "string"}}, "additionalProperties"),
@@ -391,6 +522,29 @@ def test_the_error_names_the_tool(plain: Vocabulary) -> None:
         spec_of(plain.outputs("pythonic"), tools=(tool,))
     assert refused.value.param == "tools"
     assert "the tool f hold the argument 'a-b'" in refused.value.message
+
+
+def optional(number: int) -> dict[str, Any]:
+    return {"properties": {f"p{index}": {"type": "integer"} for index in range(number)}}
+
+
+@pytest.mark.parametrize("family", ["hermes", "qwen3_coder", "pythonic"])
+def test_schemas_of_tools_that_have_to_be_called_are_checked(plain: Vocabulary, family: str) -> None:
+    outputs = plain.outputs(family)
+    misspelt = Tool("f", "", {"properties": {"a": {"type": "integer", "minimun": 5}}})
+    strict = replace(NOW, is_strict=True)
+    for use, what in (
+        ({"tools": (misspelt,), "is_required": True}, "the tool f: unknown keyword 'minimun'"),
+        ({"tools": (replace(misspelt, is_strict=True),)}, "the strict tool f: unknown keyword 'minimun'"),
+        ({"tools": (Tool("f", "", optional(451)),), "is_required": True}, "the tool f: an object has 451 "),
+        ({"tools": (Tool("f", "", optional(451)), strict)}, "the tool f: an object has 451 properties"),
+    ):
+        with pytest.raises(APIError, match=f"the parameters of {what}") as refused:
+            spec_of(outputs, **use)
+        assert (refused.value.status, refused.value.param) == (400, "tools")
+    # Another tool than the strict one need not be called.
+    assert spec_of(outputs, tools=(misspelt, strict)) is not None
+    assert spec_of(outputs, tools=(Tool("f", "", optional(450)),), is_required=True) is not None
 
 
 def test_without_constraints_there_is_no_grammar(plain: Vocabulary) -> None:

@@ -19,7 +19,7 @@ from naiad.grammar.matcher import GrammarMatcher, MaskFiller, readable
 from naiad.grammar.vocabulary import Vocabulary
 from naiad.sequence import GrammarKind, GrammarSpec
 
-_Key = tuple[GrammarKind, str, str]
+_Key = tuple[GrammarKind, str, str, str]
 _MAX_FILL_THREADS = 8
 
 
@@ -180,15 +180,16 @@ def refusal(spec: GrammarSpec, problem: str) -> InvalidRequestError:
 
 
 def _key(spec: GrammarSpec) -> _Key:
-    return spec.kind, spec.source, spec.begins_after
+    return spec.kind, spec.source, spec.begins_after, spec.opened_by
 
 
 def _checked_size(spec: GrammarSpec) -> int:
     num_bytes = len(spec.source.encode())
     if num_bytes > limits.MAX_SOURCE_BYTES:
         raise refusal(spec, f"it has {num_bytes} bytes: at most {limits.MAX_SOURCE_BYTES} are allowed")
-    num_marker_bytes = len(spec.begins_after.encode())
-    if num_marker_bytes > limits.MAX_BEGINS_AFTER_BYTES:
-        most = limits.MAX_BEGINS_AFTER_BYTES
-        raise refusal(spec, f"begins_after has {num_marker_bytes} bytes: at most {most} are allowed")
+    most = limits.MAX_BEGINS_AFTER_BYTES
+    for name, marker in (("begins_after", spec.begins_after), ("opened_by", spec.opened_by)):
+        num_marker_bytes = len(marker.encode())
+        if num_marker_bytes > most:
+            raise refusal(spec, f"{name} has {num_marker_bytes} bytes: at most {most} are allowed")
     return num_bytes

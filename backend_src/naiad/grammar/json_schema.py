@@ -68,11 +68,19 @@ def read_schema(source: str) -> Any:
         for keyword in each:
             if not _is_known(keyword):
                 raise ValueError(f"unknown keyword {keyword[:_MAX_SHOWN]!r}")
-        if (number := _num_optional(each)) > MAX_OPTIONAL_PROPERTIES:
-            most = f"at most {MAX_OPTIONAL_PROPERTIES} are allowed"
-            raise ValueError(f"an object has {number} properties that may be left out: {most}")
+        _check_num_optional(each)
         check_values(each)
     return schema
+
+
+def check_sizes(schema: Mapping[str, Any]) -> None:
+    """Check the objects of a schema, whose keywords may be any.
+
+    Raises:
+        ValueError: one has too many properties that may be left out.
+    """
+    for each in _schemas(schema):
+        _check_num_optional(each)
 
 
 def schema_text(source: str) -> str:
@@ -123,12 +131,15 @@ def drop_unknown_keywords(schema: Any) -> list[str]:
     return dropped
 
 
-def _num_optional(schema: dict[str, Any]) -> int:
+def _check_num_optional(schema: dict[str, Any]) -> None:
     properties, required = schema.get("properties"), schema.get("required")
     if not isinstance(properties, dict):
-        return 0
+        return
     names = {each for each in required if isinstance(each, str)} if isinstance(required, list) else set()
-    return len(properties.keys() - names)
+    number = len(properties.keys() - names)
+    if number > MAX_OPTIONAL_PROPERTIES:
+        most = f"at most {MAX_OPTIONAL_PROPERTIES} are allowed"
+        raise ValueError(f"an object has {number} properties that may be left out: {most}")
 
 
 def _is_known(keyword: str) -> bool:

@@ -29,7 +29,7 @@ def to_llguidance(spec: GrammarSpec, special_ids: Mapping[str, int]) -> str:
     """
     grammars = _translated(spec, special_ids)
     if spec.begins_after:
-        before = _free_text_before(_BODY, spec.begins_after, special_ids.get(spec.begins_after))
+        before = _free_text_before(_BODY, spec, special_ids)
         grammars = [*lark_grammar(before), *named(_BODY, grammars)]
     return msgspec.json.encode({"grammars": grammars}).decode()
 
@@ -83,10 +83,16 @@ def _from_ebnf(source: str) -> str:
         raise ValueError(str(error)) from None
 
 
-def _free_text_before(rule: str, marker: str, marker_id: int | None) -> str:
+def _free_text_before(rule: str, spec: GrammarSpec, special_ids: Mapping[str, int]) -> str:
     """A grammar for any text up to the first marker, which `rule` follows."""
-    pattern = text_pattern(marker)
+    pattern, marker_id = text_pattern(spec.begins_after), special_ids.get(spec.begins_after)
     if marker_id is None:
-        return f"start: free @{rule}\nfree[lazy]: /(?s:.*){pattern}/\n"
-    # The text of the marker may also be made of ordinary tokens, which then do not count as free text.
-    return f"start: FREE? <[{marker_id}]> @{rule}\nFREE: /(?s:.+)/ & ~/(?s:.*){pattern}(?s:.*)/\n"
+        before, terminal = "free", f"free[lazy]: /(?s:.*){pattern}/"
+    else:
+        # The text of the marker may also be made of ordinary tokens, which then do not count as free text.
+        before, terminal = f"FREE? <[{marker_id}]>", f"FREE: /(?s:.+)/ & ~/(?s:.*){pattern}(?s:.*)/"
+    if spec.opened_by:
+        opening_id = special_ids.get(spec.opened_by)
+        opening = quoted(spec.opened_by) if opening_id is None else f"<[{opening_id}]>"
+        before = f"({opening} {before})?"
+    return f"start: {before} @{rule}\n{terminal}\n"

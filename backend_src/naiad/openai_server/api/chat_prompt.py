@@ -31,10 +31,11 @@ class ChatPrompt:
 
     def call_rules(self, outputs: OutputGrammar) -> CallRules | None:
         """Which calls are looked for in the outputs, and how; None: none."""
-        if outputs.calls is None or not self.use.callable:
+        family = outputs.guarded_calls if self.use.is_constrained else outputs.calls
+        if family is None or not self.use.callable:
             return None
         return CallRules(
-            family=outputs.calls,
+            family=family,
             tools={tool.name: tool.parameters for tool in self.use.callable},
             max_calls=None if self.use.allows_several else 1,
             are_certain=self.use.is_constrained,

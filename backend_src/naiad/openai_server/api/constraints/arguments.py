@@ -10,17 +10,20 @@ from typing import Any
 
 from naiad.openai_server.api.constraints.lark import TEXT, LarkWriter, quoted
 from naiad.openai_server.api.parsing.families import CallForm
+from naiad.openai_server.api.parsing.xml_values import branches, own_types, types_of
 
 Schema = Mapping[str, Any]
 
-_DEFINITIONS = ("$defs", "definitions")
+_DEFINITIONS = {"$defs", "definitions"}
 # What arguments that are not written as JSON can obey.
 _OBJECT_KEYS = {
     *_DEFINITIONS,
     *("type", "properties", "required", "additionalProperties", "title", "description", "$schema"),
 }
-# What says nothing of a text's form.
-_TEXT_KEYS = {"type", "title", "description", "default", "examples", "enum", "const"}
+_LISTS = {"enum", "const"}
+# What says nothing of a text's form, but which texts there are.
+_TEXT_KEYS = {"type", "title", "description", "default", "examples", *_LISTS}
+_SCALARS = {"integer", "number", "boolean"}
 _VALUE_END = "\n</parameter>\n"
 
 
@@ -72,7 +75,7 @@ def _properties(
     unknown = sorted(set(parameters) - _OBJECT_KEYS)
     if is_strict and (unknown or parameters.get("additionalProperties") not in (None, False)):
         raise UnenforceableError(unknown[0] if unknown else "additionalProperties")
-    definitions = {key: parameters[key] for key in _DEFINITIONS if key in parameters}
+    definitions = {key: parameters[key] for key in sorted(_DEFINITIONS & set(parameters))}
     required = parameters.get("required", ())
     return [
         _Property(
@@ -107,15 +110,57 @@ def _xml_argument(writer: LarkWriter, name: str, schema: Schema, is_strict: bool
     if not name or ">" in name or "\n" in name:
         raise UnenforceableError(f"the argument {name!r}, which no element can be named")
     begin = quoted(f"<parameter={name}>\n")
-    if schema.get("type") != "string":
+    if "string" not in types_of(schema):
         return f"{begin} {writer.json(schema)} {quoted(_VALUE_END)}"
-    unknown = sorted(set(schema) - _TEXT_KEYS - set(_DEFINITIONS))
-    if is_strict and unknown:
-        raise UnenforceableError(f"{unknown[0]} of the argument {name!r}, which is written as it is")
-    texts = [schema["const"]] if "const" in schema else schema.get("enum")
+    if is_strict:
+        _check_text(name, schema)
+    texts = _texts(schema)
     if texts is None:
         # It ends where the element does, at the first occurrence of its end.
         value = writer.rule("value", TEXT, f"[suffix={json.dumps(_VALUE_END)}]")
         return f"{begin} {value}"
-    choices = writer.rule("choice", " | ".join(quoted(str(text)) for text in texts))
+    choices = writer.rule("choice", " | ".join(map(quoted, texts)))
     return f"{begin} {choices} {quoted(_VALUE_END)}"
+
+
+def _texts(schema: Schema) -> list[str] | None:
+    """The texts that an argument may have that is written as it is; None: any."""
+    texts: list[str] = []
+    for each in branches(schema):
+        values = _listed(each)
+        if values is None and own_types(each) != {"null"}:
+            return None
+        values = [None] if values is None else values
+        texts += [value if isinstance(value, str) else json.dumps(value) for value in values]
+    return texts
+
+
+def _listed(schema: Schema) -> Sequence[Any] | None:
+    """The values that a schema lists; None: it lists none."""
+    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    return values if isinstance(values, list) else None
+
+
+def _check_text(name: str, schema: Schema) -> None:
+    """Refuse what is lost when an argument is written as it is and read as a string wherever it may be one.
+
+    Raises:
+        UnenforceableError: the schema says such a thing.
+    """
+    parts = branches(schema)
+    strings = [each for each in parts if "string" in own_types(each)]
+    lost = {key for each in strings for key in each} - _TEXT_KEYS - _DEFINITIONS
+    if parts[0] is not schema:
+        # A string may not obey two branches of a `oneOf`.
+        unions = {"anyOf", "oneOf"} if len(strings) == 1 else {"anyOf"}
+        lost |= set(schema) - (_TEXT_KEYS - _LISTS) - _DEFINITIONS - unions
+    listed = [_listed(each) for each in strings]
+    if any(not isinstance(value, str | None) for values in listed for value in values or ()):
+        lost.add("enum")
+    others = {kind for each in parts for kind in own_types(each) or ("any",)} - {"string", "null"}
+    if None in listed:
+        # They are strings as well.
+        others -= _SCALARS
+    lost |= {f"the type {kind} beside string" for kind in others}
+    if lost:
+        raise UnenforceableError(f"{min(lost)} of the argument {name!r}, which is written as it is")

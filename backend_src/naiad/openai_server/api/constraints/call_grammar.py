@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from naiad.grammar.json_schema import read_schema
+from naiad.grammar.json_schema import check_sizes, read_schema
 from naiad.openai_server.api.constraints.arguments import UnenforceableError, arguments_rule
 from naiad.openai_server.api.constraints.lark import TEXT, LarkWriter
 from naiad.openai_server.api.errors import APIError
 from naiad.openai_server.api.parsing.families import CallFamily, CallWriting
 from naiad.openai_server.api.parsing.output_parser import OutputGrammar
-from naiad.openai_server.api.tools import Tool
+from naiad.openai_server.api.tools import ToolUse
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,15 +23,13 @@ class CallGrammar:
         writer: takes the rules.
         family: how the checkpoint's family writes calls.
         writing: which of its forms the checkpoint has.
-        tools: the tools that may be called.
-        allows_several: whether there may be more than one call.
+        use: the tools, and how they may be called.
     """
 
     writer: LarkWriter
     family: CallFamily
     writing: CallWriting
-    tools: Sequence[Tool]
-    allows_several: bool
+    use: ToolUse
 
     def only_calls(self) -> str:
         """What stands for one call or more, and nothing else.
@@ -61,7 +58,7 @@ class CallGrammar:
             return f"{self.writer.rule('calls', self.only_calls())} | {free}"
         block = self.writer.rule("block", f"{self._free_begin()} {self._after_begin()}")
         rest = self.writer.rule("free", TEXT)
-        return f"{block}* {rest}" if self.allows_several else f"{block} | {rest}"
+        return f"{block}* {rest}" if self.use.allows_several else f"{block} | {rest}"
 
     def _free_begin(self) -> str:
         """Any text, and the mark that begins calls."""
@@ -69,7 +66,7 @@ class CallGrammar:
 
     def _joined(self, begin: str, block: str) -> str:
         """Calls one after the other, if each has a mark of its own."""
-        if not (self.writing.repeats_begin and self.allows_several):
+        if not (self.writing.repeats_begin and self.use.allows_several):
             return block
         again = self.writer.rule("again", f"{self.writer.text(self.writing.between)} {block}")
         return f"{block} {again}*"
@@ -79,24 +76,29 @@ class CallGrammar:
         writing, text = self.writing, self.writer.text
         call = self._call()
         calls = f"{text(writing.opening)} {call}"
-        if self.allows_several and not writing.repeats_begin:
+        if self.use.allows_several and not writing.repeats_begin:
             calls += f" {self.writer.rule('again', f'{text(writing.between)} {call}')}*"
         return f"{calls} {text(writing.closing)}"
 
     def _call(self) -> str:
         """A call from its name to what stands behind its arguments."""
-        return self.writer.rule("call", " | ".join(self._tool(index) for index in range(len(self.tools))))
+        return self.writer.rule(
+            "call", " | ".join(self._tool(index) for index in range(len(self.use.callable)))
+        )
 
     def _tool(self, index: int) -> str:
-        tool, writing = self.tools[index], self.writing
+        tool, writing = self.use.callable[index], self.writing
         try:
-            if tool.is_strict:
+            if tool.is_strict or self.use.is_required:
                 read_schema(json.dumps(tool.parameters))
+            else:
+                check_sizes(tool.parameters)
             arguments = arguments_rule(
                 self.writer, self.family.form, tool.parameters, is_strict=tool.is_strict
             )
         except ValueError as error:
-            message = f"the parameters of the strict tool {tool.name}: {error}."
+            kind = "strict tool" if tool.is_strict else "tool"
+            message = f"the parameters of the {kind} {tool.name}: {error}."
             raise APIError(400, message, param="tools", code="unsupported_value") from None
         except UnenforceableError as error:
             message = (
@@ -108,12 +110,7 @@ class CallGrammar:
         return self.writer.rule("tool", f"{before} {arguments} {self.writer.text(writing.after_arguments)}")
 
 
-def call_grammar(
-    writer: LarkWriter, grammar: OutputGrammar, tools: Sequence[Tool], *, allows_several: bool
-) -> CallGrammar:
-    """The grammar of the calls of a checkpoint, whose outputs `grammar` describes."""
-    family = grammar.calls
-    assert family is not None, "a checkpoint that calls no tools"
-    known = set(grammar.marks.values())
-    writing = next(each for each in family.writings if known.issuperset(each.needs))
-    return CallGrammar(writer, family, writing, tools, allows_several)
+def call_grammar(writer: LarkWriter, outputs: OutputGrammar, use: ToolUse) -> CallGrammar:
+    """The grammar of the calls of a checkpoint, which `outputs` describes."""
+    assert outputs.calls is not None, "a checkpoint that calls no tools"
+    return CallGrammar(writer, outputs.calls, outputs.writing, use)

@@ -12,6 +12,7 @@ from naiad.grammar.json_schema import schema_text
 from naiad.openai_server.api.constraints.call_grammar import call_grammar
 from naiad.openai_server.api.constraints.lark import LarkWriter, quoted
 from naiad.openai_server.api.errors import APIError
+from naiad.openai_server.api.parsing.families import Span
 from naiad.openai_server.api.parsing.output_parser import OutputGrammar, Section
 from naiad.openai_server.api.tools import ToolUse
 from naiad.sequence import GrammarKind, GrammarSpec
@@ -46,15 +47,13 @@ class Constraint:
         if self.form is None:
             return None
         if self.use.callable:
-            grammar = call_grammar(
-                writer, self.outputs, self.use.callable, allows_several=self.use.allows_several
-            )
+            grammar = call_grammar(writer, self.outputs, self.use)
             return self._after_reasoning(writer, grammar.text_with_calls(self._form(writer)), begins_in)
         return self._form_after_reasoning(writer, self.form, begins_in)
 
     def _calls(self, writer: LarkWriter) -> str:
         use = self.use
-        grammar = call_grammar(writer, self.outputs, use.callable, allows_several=use.allows_several)
+        grammar = call_grammar(writer, self.outputs, use)
         if not use.is_required:
             return grammar.text_with_calls("" if self.form is None else self._form(writer))
         if self.form is not None:
@@ -77,10 +76,12 @@ class Constraint:
     def _form_after_reasoning(self, writer: LarkWriter, form: GrammarSpec, begins_in: Section) -> GrammarSpec:
         if begins_in is Section.CONTENT:
             return form
-        written = _as_lark(writer, form) if begins_in is Section.OPEN else None
+        if begins_in is Section.REASONING:
+            return msgspec.structs.replace(form, begins_after=self._span.end)
+        written = _as_lark(writer, form)
         if written is not None:
             return self._after_reasoning(writer, written, begins_in)
-        return msgspec.structs.replace(form, begins_after=self._reasoning_end)
+        return msgspec.structs.replace(form, begins_after=self._span.end, opened_by=self._span.begin)
 
     def _after_reasoning(self, writer: LarkWriter, written: str, begins_in: Section) -> GrammarSpec:
         """The grammar of what is written, behind what the model reasons if it does."""
@@ -89,10 +90,9 @@ class Constraint:
         gap = writer.rule("gap", " | ".join(map(quoted, _GAP)))
         answer = writer.rule("answer", written)
         if begins_in is Section.REASONING:
-            return self._lark(writer.grammar(f"{gap} {answer}"), self._reasoning_end)
+            return self._lark(writer.grammar(f"{gap} {answer}"), self._span.end)
         # Whether it reasons is seen only when it begins to.
-        assert self.outputs.reasoning is not None
-        span = self.outputs.reasoning.reasoning
+        span = self._span
         thought = writer.rule("thought", f"{writer.text(span.begin)} {writer.up_to(span.end)} {gap}")
         return self._lark(writer.grammar(f"{thought}? {answer}"))
 
@@ -101,9 +101,10 @@ class Constraint:
         return GrammarSpec(kind=GrammarKind.LARK, source=source, begins_after=begins_after, field=field)
 
     @property
-    def _reasoning_end(self) -> str:
+    def _span(self) -> Span:
+        """What encloses what the model reasons."""
         assert self.outputs.reasoning is not None
-        return self.outputs.reasoning.reasoning.end
+        return self.outputs.reasoning.reasoning
 
     def _marks(self) -> tuple[dict[str, int], dict[str, int]]:
         """The ids of marks that are special tokens, and of those that are other tokens."""

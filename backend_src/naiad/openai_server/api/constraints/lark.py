@@ -28,15 +28,14 @@ class LarkWriter:
             special_marks: mark → id, of the marks that are special tokens: text can not stand for them.
             other_marks: of those that are tokens of other kinds: ordinary tokens may spell them, too.
         """
-        self._special_marks = special_marks
-        # Of added tokens llguidance takes only these for no text.
-        self._other_marks = {
+        self._special_marks = frozenset(special_marks)
+        # Of other added tokens llguidance takes only these for no text.
+        self._ids = {
             mark: token_id
-            for mark, token_id in other_marks.items()
-            if mark.startswith("<") and mark.endswith(">")
+            for mark, token_id in {**other_marks, **special_marks}.items()
+            if mark in special_marks or (mark.startswith("<") and mark.endswith(">"))
         }
-        marks = (*special_marks, *self._other_marks)
-        self._mark = re.compile("|".join(f"({re.escape(mark)})" for mark in marks) or "(?!)")
+        self._mark = re.compile("|".join(f"({re.escape(mark)})" for mark in self._ids) or "(?!)")
         self._rules: dict[str, str] = {}
 
     def rule(self, name: str, body: str, options: str = "") -> str:
@@ -57,30 +56,21 @@ class LarkWriter:
 
     def _part(self, part: str) -> str:
         if part in self._special_marks:
-            return self.special(part)
-        if part in self._other_marks:
+            return self._token(part)
+        if part in self._ids:
             return f"({self._token(part)} | {quoted(part)})"
         return quoted(part)
 
     def _token(self, mark: str) -> str:
-        return f"<[{self._other_marks[mark]}]>"
-
-    def is_special(self, mark: str) -> bool:
-        """Whether a mark is a special token."""
-        return mark in self._special_marks
-
-    def special(self, mark: str) -> str:
-        """What stands for a special token."""
-        return f"<[{self._special_marks[mark]}]>"
+        return f"<[{self._ids[mark]}]>"
 
     def up_to(self, mark: str) -> str:
         """What stands for any text up to the first occurrence of a mark, and the mark."""
-        if self.is_special(mark):
-            return f"{self.rule('free', TEXT)} {self.special(mark)}"
         # A rule that is lazy ends as early as it can.
         spelled = self.rule("free", f"/(?s:.*){_in_slashes(mark)}/", "[lazy]")
-        if mark not in self._other_marks:
+        if mark not in self._ids:
             return spelled
+        # Ordinary tokens may spell a special one, too, and readers see no difference.
         before = self.rule("FREE", f"/(?s:.+)/ & ~/(?s:.*){_in_slashes(mark)}(?s:.*)/")
         return f"({spelled} | {before}? {self._token(mark)})"
 

@@ -131,7 +131,7 @@ class CallFinder:
                 self._say(cursor.end)
                 self._say_rest()
                 return False
-            self._say(cursor.end - max(len(end_that_begins(rest, mark)) for mark in marks))
+            self._say(cursor.end - max((len(end_that_begins(rest, mark)) for mark in marks), default=0))
             yield
 
     def _read_calls(self) -> Reading[None]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
@@ -17,6 +16,7 @@ from naiad.openai_server.api.parsing.json_text import (
     read_value,
 )
 from naiad.openai_server.api.parsing.python_text import Value, as_json, read_literal
+from naiad.openai_server.api.parsing.xml_values import value_of
 
 _NAME = re.compile(r"[^\s\"'<>\[\](){}=,;]*")
 _IDENTIFIER = re.compile(r"\w*")
@@ -170,30 +170,8 @@ def _read_xml(family: CallFamily, cursor: Cursor, sink: CallSink) -> Reading[Non
         yield from cursor.expect("<parameter=")
         key = yield from cursor.until(">")
         written = yield from cursor.until(_XML_VALUE_END)
-        arguments[key] = _xml_value(written.removeprefix("\n").removesuffix("\n"), schemas.get(key))
+        arguments[key] = value_of(written.removeprefix("\n").removesuffix("\n"), schemas.get(key))
     sink.end(as_json(arguments))
-
-
-def _xml_value(written: str, schema: Any) -> Value:
-    """The value that an element's text stands for, by the schema of its argument."""
-    kinds = schema.get("type") if isinstance(schema, Mapping) else None
-    kinds = [kinds] if isinstance(kinds, str) else kinds
-    is_text = not isinstance(schema, Mapping) or (isinstance(kinds, list) and "string" in kinds)
-    if is_text and not (written == "null" and isinstance(kinds, list) and "null" in kinds):
-        return written
-    word = {"True": True, "False": False, "None": None}.get(written.strip(), ...)
-    if word is not ...:
-        return word
-    try:
-        value: Value = json.loads(written, parse_constant=_no_constant)
-    except (ValueError, RecursionError):
-        return written
-    return value
-
-
-def _no_constant(name: str) -> Any:
-    """JSON has no NaN and no infinity, which Python reads."""
-    raise ValueError(name)
 
 
 _READERS: Mapping[CallForm, Callable[[CallFamily, Cursor, CallSink], Reading[None]]] = {

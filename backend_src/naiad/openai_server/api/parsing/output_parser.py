@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Protocol
 
@@ -12,6 +12,7 @@ from naiad.openai_server.api.parsing.families import (
     CALL_FAMILIES,
     REASONING_FAMILIES,
     CallFamily,
+    CallWriting,
     FamilyChoices,
     ReasoningFamily,
 )
@@ -55,6 +56,21 @@ class OutputGrammar:
     calls: CallFamily | None = None
     marks: Mapping[int, str] = field(default_factory=dict)
     special_ids: frozenset[int] = frozenset()
+
+    @property
+    def writing(self) -> CallWriting:
+        """How calls are written if a grammar holds for them."""
+        assert self.calls is not None, "a checkpoint that calls no tools"
+        known = set(self.marks.values())
+        return next(each for each in self.calls.writings if known.issuperset(each.needs))
+
+    @property
+    def guarded_calls(self) -> CallFamily | None:
+        """The family with the one mark that a grammar looks for: behind others it enforces nothing."""
+        if self.calls is None:
+            return None
+        begin = self.writing.begin
+        return replace(self.calls, begins=(begin,) if begin else ())
 
     def section_after(self, prompt: str) -> Section:
         """The section in which the output begins.
