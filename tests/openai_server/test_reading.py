@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from helpers.tiny_tokenizers import byte_level_tokenizer, write_tokenizer
+from helpers.tiny_tokenizers import byte_level_tokenizer, sentence_piece_tokenizer, write_tokenizer
 from naiad.frontend.limits import ModelLimits
 from naiad.frontend.prompt import PromptEncoder
 from naiad.frontend.request import GenerateRequest
@@ -128,6 +128,20 @@ def test_a_name_is_part_of_a_message(reader: RequestReader) -> None:
         reader.chat(ChatBody(model="m", messages=[{**named, "name": "a b"}]), "id")
     assert (caught.value.status, caught.value.param) == (400, "messages")
     assert "messages[0].name = 'a b'" in caught.value.message
+
+
+def test_a_chat_has_the_special_tokens_of_a_text_if_it_asks_for_them(tmp_path: Path) -> None:
+    folder = write_tokenizer(tmp_path, sentence_piece_tokenizer())
+    encoder = PromptEncoder(Tokenizer.from_directory(folder), WINDOW, 400)
+    limits = ModelLimits(
+        max_model_len=WINDOW, vocab_size=400, eos_token_ids=(2,), exclude_input_in_output=True
+    )
+    begun, *others = (
+        chat(RequestReader(encoder, limits), "Hi", add_special_tokens=adds).rows[0].prompt_token_ids
+        for adds in (True, False, None)
+    )
+    assert others == [begun[1:]] * 2
+    assert begun[0] == encoder.tokenizer.bos_id
 
 
 def test_what_is_wrong_with_a_prompt_names_the_field(reader: RequestReader) -> None:

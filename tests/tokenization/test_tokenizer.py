@@ -78,6 +78,17 @@ def test_content_makes_no_special_token(tmp_path: Path, kind: str, template: str
     assert specials(content) == specials("harmless")
 
 
+@pytest.mark.parametrize("content", ["Hello", "say <s> </s>"])
+def test_a_chat_may_have_the_special_tokens_of_a_text(tmp_path: Path, content: str) -> None:
+    for name, template in (("without", CHAT_TEMPLATE), ("with", MISTRAL_LIKE)):
+        tokenizer = tokenizer_in(tmp_path / name, "sentence_piece", template)
+        ids = tokenizer.render_chat(chat_with(content))
+        begun = tokenizer.render_chat(chat_with(content), add_special_tokens=True)
+        # A template that begins the text itself has done so.
+        assert begun == (ids if name == "with" else [tokenizer.bos_id, *ids])
+        assert [index for index, each in enumerate(begun) if each == tokenizer.bos_id] == [0]
+
+
 NAMED = "{% for message in messages %}{{ message.name }}: {{ message.content }}\n{% endfor %}"
 
 

@@ -28,7 +28,8 @@ class WrittenPrompt:
         messages: a chat as JSON; None if there is a `text` or `token_ids`.
         token_ids: the prompt's ids, if the client has tokenized it.
         chat: how `messages` are rendered.
-        add_special_tokens, skip_special_tokens: override the encoder's settings; None = do not.
+        add_special_tokens, skip_special_tokens: override the encoder's settings; None = do not. To a chat
+            special tokens are added only if this says so: its template has its own.
         stop_words, bad_words: words that are not empty.
         biased_words: (word, bias) pairs; the bias is added to the logits of the word's tokens.
     """
@@ -161,9 +162,11 @@ class PromptEncoder:
         """Return the ids of the prompt alone; `encode` says which errors there are."""
         if written.token_ids is not None:
             return list(written.token_ids)
-        if written.text is None:
-            return self.tokenizer.render_chat(written.messages or "", written.chat)
         adds = written.add_special_tokens
+        if written.text is None:
+            return self.tokenizer.render_chat(
+                written.messages or "", written.chat, add_special_tokens=bool(adds)
+            )
         return self.tokenizer.encode(written.text, self._add_special_tokens if adds is None else adds)
 
     def encode_words(self, words: Sequence[str]) -> list[list[int]]:

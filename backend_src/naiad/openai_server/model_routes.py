@@ -11,6 +11,7 @@ from aiohttp import web
 
 import naiad
 from naiad.errors import NaiadError
+from naiad.frontend.field import shown
 from naiad.openai_server.api.answers import (
     DetokenizeAnswer,
     ModelCard,
@@ -30,6 +31,8 @@ from naiad.tokenization import decode
 
 # How many times the window's tokens may be turned into text at once.
 _MAX_WINDOWS = 4
+# What says how messages are rendered.
+_CHAT_FIELDS = ("tools", "add_generation_prompt", "continue_final_message", "chat_template_kwargs")
 _CAPABILITIES = {"completion": True, "chat": True, "vision": False}
 
 
@@ -176,6 +179,11 @@ def _token_ids(body: TokenizeBody, loaded: LoadedCheckpoint) -> list[int]:
     encoder = loaded.reader.encoder
     if body.messages is not None:
         return loaded.reader.chat_token_ids(body, body.messages)
+    for name in _CHAT_FIELDS:
+        value = getattr(body, name)
+        if value not in (None, False, [], {}):
+            message = f"{name} = {shown(value)}: expected messages with it, not a prompt."
+            raise APIError(400, message, param=name)
     written = replace(encoder.check({"text_input": body.prompt}), add_special_tokens=body.add_special_tokens)
     return encoder.token_ids(written)
 

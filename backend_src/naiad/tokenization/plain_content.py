@@ -79,17 +79,21 @@ class PlainContent:
             raise InvalidRequestError(f"{field}: nested too deep: expected at most {MAX_LEVELS} levels")
         return self._marked(value)
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         """Encode a rendered text without its marks.
+
+        Args:
+            text: the text, in which contents are marked.
+            add_special_tokens: add those that the checkpoint adds to any text.
 
         Raises:
             InvalidRequestError: content would still become a special token (in a vocabulary where
                 a special token is also an ordinary piece).
         """
-        marked_ids = encode_text(self._tokenizer, text, add_special_tokens=False)
+        marked_ids = encode_text(self._tokenizer, text, add_special_tokens=add_special_tokens)
         if _MARK not in text:
             return marked_ids
-        ids = encode_text(self._unmarking_tokenizer, text, add_special_tokens=False)
+        ids = encode_text(self._unmarking_tokenizer, text, add_special_tokens=add_special_tokens)
         if self._count_controls(ids) != self._count_controls(marked_ids):
             raise InvalidRequestError("messages: content holds the text of a special token")
         return ids

@@ -84,10 +84,12 @@ class Tokenizer:
         except UnicodeEncodeError:
             raise InvalidRequestError("text: holds half a surrogate pair") from None
         ids = encode_text(self._tokenizer, text, add_special_tokens=add_special_tokens)
+        return self._begun_once(text, ids) if add_special_tokens else ids
+
+    def _begun_once(self, text: str, ids: list[int]) -> list[int]:
+        """The ids of a text without the token that was added to the one with which it begins itself."""
         begins_itself = self._bos_token is not None and text.startswith(self._bos_token)
-        if add_special_tokens and begins_itself and ids[:2] == [self.bos_id, self.bos_id]:
-            return ids[1:]
-        return ids
+        return ids[1:] if begins_itself and ids[:2] == [self.bos_id, self.bos_id] else ids
 
     def encode_bad_word(self, word: str) -> list[list[int]]:
         """Return the id sequences to ban for a word: at the beginning of a text, and after a space.
@@ -105,7 +107,9 @@ class Tokenizer:
         encoded = [tuple(self.encode(text, add_special_tokens=False)) for text in (bare, " " + bare)]
         return [list(ids) for ids in dict.fromkeys(encoded)]
 
-    def render_chat(self, messages_json: str, options: ChatOptions = PLAIN_CHAT) -> list[int]:
+    def render_chat(
+        self, messages_json: str, options: ChatOptions = PLAIN_CHAT, *, add_special_tokens: bool = False
+    ) -> list[int]:
         """Encode a chat, by default up to the point where the assistant begins to speak.
 
         Nothing that messages and tools say becomes a special token.
@@ -113,6 +117,7 @@ class Tokenizer:
         Args:
             messages_json: JSON list of {role, content}, with `name` where the speaker has one.
             options: how it is rendered.
+            add_special_tokens: add those of a text, as `encode` does, to those of the template.
 
         Raises:
             InvalidRequestError: the messages are malformed, or the checkpoint's template is
@@ -128,7 +133,9 @@ class Tokenizer:
         ]
         tools = tuple(self._plain_content.mark_all(tool, "tools") for tool in options.tools)
         options = replace(options, tools=tools)
-        return self._plain_content.encode(self._chat_template.render(marked, options))
+        rendered = self._chat_template.render(marked, options)
+        ids = self._plain_content.encode(rendered, add_special_tokens=add_special_tokens)
+        return self._begun_once(rendered, ids) if add_special_tokens else ids
 
     def prompt_tail(self, prompt_ids: Sequence[int], skip_special_tokens: bool = True) -> list[int]:
         """Return the prompt's last ids, at most three, on which the text after it depends."""

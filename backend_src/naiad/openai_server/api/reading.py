@@ -238,7 +238,8 @@ class RequestReader:
         """
         chat = self.chat_prompt(body, messages)
         written = self.encoder.check({"messages": json.dumps(chat.messages)})
-        return self.encoder.token_ids(replace(written, chat=chat.options))
+        adds = body.add_special_tokens
+        return self.encoder.token_ids(replace(written, chat=chat.options, add_special_tokens=adds))
 
     def chat_prompt(self, body: ChatBody | TokenizeBody, messages: Sequence[dict[str, Any]]) -> ChatPrompt:
         """Read the messages and the tools of a body; see `read_chat_prompt`."""
