@@ -4,139 +4,40 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Sequence
-from copy import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import jsonschema
-import numpy as np
 import pytest
-from llguidance import LLMatcher, LLTokenizer
-from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
-from tokenizers import AddedToken
 
-from helpers.called_tools import FAMILY, Heard, heard
-from helpers.tiny_tokenizers import byte_level_tokenizer, write_tokenizer
-from naiad.grammar.source import to_llguidance
-from naiad.grammar.special_tokens import hide_special_tokens
+from helpers.call_vocabulary import (
+    BOTH,
+    CALLED,
+    NOW,
+    SCHEMA,
+    WEATHER,
+    Vocabulary,
+    parse,
+    replace_marks,
+    spec_of,
+)
+from helpers.called_tools import FAMILY, Heard
 from naiad.openai_server.api.chat_prompt import ChatPrompt
-from naiad.openai_server.api.constraints.arguments import UnenforceableError, arguments_rule, closed
+from naiad.openai_server.api.constraints.arguments import closed
 from naiad.openai_server.api.constraints.constraint import Constraint
-from naiad.openai_server.api.constraints.lark import LarkWriter
 from naiad.openai_server.api.errors import APIError
-from naiad.openai_server.api.parsing.call_finder import CallRules
-from naiad.openai_server.api.parsing.families import CALL_FAMILIES, REASONING_FAMILIES, CallForm
-from naiad.openai_server.api.parsing.output_parser import OutputGrammar, OutputParser, Section
-from naiad.openai_server.api.parsing.pieces import Piece
-from naiad.openai_server.api.tools import Tool, ToolUse
+from naiad.openai_server.api.parsing.families import CALL_FAMILIES, CallForm
+from naiad.openai_server.api.parsing.output_parser import Section
+from naiad.openai_server.api.tools import ToolUse
 from naiad.sequence import GrammarKind, GrammarSpec
 from naiad.tokenization import PLAIN_CHAT
 
-SCHEMA: dict[str, Any] = {
-    "type": "object",
-    "properties": {
-        "city": {"type": "string", "maxLength": 4},
-        "unit": {"type": "string", "enum": ["C", "F"]},
-        "days": {"$ref": "#/$defs/days"},
-        "all": {"type": "boolean"},
-    },
-    "required": ["city", "all"],
-    "$defs": {"days": {"type": "integer", "minimum": 0, "maximum": 9}},
-}
-WEATHER, NOW = Tool("get_weather", "", SCHEMA), Tool("a.b/now-1")
-BOTH = (WEATHER, NOW)
 # Without free text, which random tokens hardly ever end.
 WORDS = replace(
     WEATHER, parameters={**SCHEMA, "properties": {**SCHEMA["properties"], "city": {"enum": ["R"]}}}
 )
-CALLED = {tool.name: tool.parameters for tool in BOTH}
 NUM_WALKS = 12
-MAX_STEPS = 400
-
-
-class Vocabulary:
-    """A tokenizer of bytes; marks are special tokens, or other ones, if they are listed."""
-
-    def __init__(self, folder: Path, special: Sequence[str] = (), other: Sequence[str] = ()) -> None:
-        made = byte_level_tokenizer()
-        made.add_tokens([AddedToken(mark, normalized=False) for mark in other])
-        made.add_special_tokens([AddedToken(mark, normalized=False, special=True) for mark in special])
-        write_tokenizer(folder, made)
-        self.marks = {made.token_to_id(mark): mark for mark in (*special, *other)}
-        self.special_ids = frozenset(made.token_to_id(mark) for mark in special)
-        end = made.token_to_id("</s>")
-        self.llguidance = LLTokenizer(hide_special_tokens(made.to_str(), [end]).text, eos_token=[end])
-
-    def outputs(self, family: str, reasons: bool = False) -> OutputGrammar:
-        """How a checkpoint of a family with this vocabulary writes."""
-        return OutputGrammar(
-            REASONING_FAMILIES[0] if reasons else None, FAMILY[family], self.marks, self.special_ids
-        )
-
-    def matcher(self, spec: GrammarSpec) -> LLMatcher:
-        special = {mark: token_id for token_id, mark in self.marks.items()}
-        matcher = LLMatcher(self.llguidance, to_llguidance(spec, special))
-        assert not matcher.get_error()
-        return matcher
-
-    def ids(self, text: str) -> list[int]:
-        ids = []
-        for mark_or_text in _divided(text, list(self.marks.values())):
-            known = [each for each, mark in self.marks.items() if mark == mark_or_text]
-            ids += known or self.llguidance.tokenize_str(mark_or_text)
-        return ids
-
-    def accepts(self, spec: GrammarSpec | None, text: str) -> bool:
-        assert spec is not None
-        matcher, ids = self.matcher(spec), self.ids(text)
-        return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
-
-    def walk(self, spec: GrammarSpec, draw: random.Random) -> str | None:
-        """A random text of the grammar, which is drawn token by token; None: it became too long."""
-        matcher, mask = self.matcher(spec), allocate_token_bitmask(1, self.llguidance.vocab_size)
-        text = b""
-        for _ in range(MAX_STEPS):
-            if matcher.is_stopped():
-                break
-            fill_next_token_bitmask(matcher, mask)
-            allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
-            end = self.llguidance.eos_token
-            if end in allowed and (len(allowed) == 1 or draw.random() < 0.3):
-                break
-            chosen = int(draw.choice([each for each in allowed if each != end]))
-            assert matcher.consume_token(chosen)
-            text += (
-                self.marks[chosen].encode()
-                if chosen in self.marks
-                else self.llguidance.decode_bytes([chosen])
-            )
-        else:
-            return None
-        return text.decode()
-
-
-def _divided(text: str, marks: Sequence[str]) -> list[str]:
-    for mark in marks:
-        before, found, after = text.partition(mark)
-        if found:
-            return [*_divided(before, marks), mark, *_divided(after, marks)]
-    return [text] if text else []
-
-
-def spec_of(
-    outputs: OutputGrammar, section: Section = Section.CONTENT, form: GrammarSpec | None = None, **use: Any
-) -> GrammarSpec | None:
-    tools = use.pop("tools", BOTH)
-    return Constraint(outputs, ToolUse(tools=tools, callable=tools, **use), form).spec(section)
-
-
-def parse(outputs: OutputGrammar, text: str, section: Section = Section.CONTENT) -> Heard:
-    family = outputs.guarded_calls
-    assert family is not None
-    parser = OutputParser(outputs, section, CallRules(family=family, tools=CALLED, are_certain=True))
-    return heard(parser, [[Piece(each, 1)] for each in text] + [[]])
 
 
 def expect_valid(found: Heard) -> None:
@@ -273,12 +174,6 @@ def test_behind_another_mark_than_the_grammars_there_is_no_call(
         assert rules is not None
         assert rules.family == begins
         assert (mark in rules.family.begins) is (use.tools == BOTH)
-
-
-def replace_marks(vocabulary: Vocabulary, marks: dict[int, str]) -> Vocabulary:
-    other = copy(vocabulary)
-    other.marks = marks
-    return other
 
 
 def hermes(arguments: str, name: str = "get_weather") -> str:
@@ -426,125 +321,6 @@ def test_a_model_that_may_reason_need_not(tmp_path: Path, form: GrammarSpec, mar
     # To free text marks are text unless they are tokens.
     for whole in ("Well </think>yes", "<think>yes"):
         assert vocabulary.accepts(spec, whole) is (is_tag and marks == "text"), whole
-
-
-def test_xml_arguments(plain: Vocabulary) -> None:
-    spec = spec_of(plain.outputs("qwen3_coder"), is_required=True)
-    call = (
-        "<tool_call>\n<function=get_weather>\n<parameter=city>\nRo </x>\n\nme\n</parameter>\n{}"
-        "<parameter=all>\nfalse\n</parameter>\n</function>\n</tool_call>"
-    )
-    unit = "<parameter=unit>\n{}\n</parameter>\n"
-    assert plain.accepts(spec, call.format(""))
-    assert plain.accepts(spec, call.format(unit.format("C")))
-    assert not plain.accepts(spec, call.format(unit.format("K")))
-    found = parse(plain.outputs("qwen3_coder"), call.format(unit.format("C")))
-    assert json.loads(found.calls[0][1]) == {"city": "Ro </x>\n\nme", "unit": "C", "all": False}
-
-
-def xml_call(value: str) -> str:
-    return f"<tool_call>\n<function=f>\n<parameter=a>\n{value}\n</parameter>\n</function>\n</tool_call>"
-
-
-STRING, NULL = {"type": "string"}, {"type": "null"}
-
-
-@pytest.mark.parametrize(
-    ("schema", "values"),
-    [
-        ({"type": ["string", "null"]}, {"Paris": "Paris", '"Paris"': '"Paris"', "null": None, "5": "5"}),
-        ({"anyOf": [STRING, NULL]}, {"Paris": "Paris", "12345": "12345", "null": None}),
-        ({"oneOf": [NULL, STRING], "default": None}, {"true": "true", "null": None}),
-        ({"anyOf": [STRING, {"type": "integer"}]}, {"5": "5", "five": "five", "null": "null"}),
-        ({"type": ["string", "null"], "enum": ["C", None]}, {"C": "C", "null": None, "F": ..., '"C"': ...}),
-        ({"anyOf": [{"enum": ["C", "1"], **STRING}, NULL]}, {"1": "1", "null": None, "2": ...}),
-        ({"type": ["integer", "null"]}, {"5": 5, "null": None, "five": ...}),
-        ({"anyOf": [{"$ref": "#/$defs/x"}, NULL]}, {'"x"': "x", "null": None, "x": ...}),
-    ],
-)
-def test_arguments_are_read_as_they_are_constrained(
-    plain: Vocabulary, schema: dict[str, Any], values: dict[str, Any]
-) -> None:
-    """`...`: the text is not allowed."""
-    defs = {"x": {"const": "x"}}
-    parameters = {"type": "object", "properties": {"a": schema}, "required": ["a"], "$defs": defs}
-    outputs = plain.outputs("qwen3_coder")
-    spec = spec_of(outputs, tools=(Tool("f", "", parameters, is_strict=True),), is_required=True)
-    rules = CallRules(family=FAMILY["qwen3_coder"], tools={"f": parameters}, are_certain=True)
-    for written, value in values.items():
-        assert plain.accepts(spec, xml_call(written)) is (value is not ...), written
-        if value is ...:
-            continue
-        parser = OutputParser(outputs, Section.CONTENT, rules)
-        ((_, arguments),) = heard(parser, [[Piece(each, 1)] for each in xml_call(written)] + [[]]).calls
-        assert json.loads(arguments) == {"a": value}
-        jsonschema.validate(json.loads(arguments), parameters)
-
-
-@pytest.mark.parametrize(
-    ("form", "parameters", "what"),
-    [
-        (
-            CallForm.XML,
-            {"properties": {"a": {"type": "string", "pattern": "x"}}},
-            "pattern of the argument 'a'",
-        ),
-        (CallForm.XML, {"properties": {"a>": {}}}, "the argument 'a>'"),
-        *(
-            (CallForm.XML, {"properties": {"a": schema}}, f"{what} of the argument 'a'")
-            for schema, what in (
-                ({"type": ["string", "null"], "maxLength": 5}, "maxLength"),
-                ({"anyOf": [{**STRING, "pattern": "x"}, NULL]}, "pattern"),
-                ({"anyOf": [STRING, NULL], "enum": ["a"]}, "enum"),
-                ({"anyOf": [STRING, {"type": "object"}]}, "the type object beside string"),
-                ({"anyOf": [STRING, {"$ref": "#/$defs/x"}]}, "the type any beside string"),
-                (
-                    {"anyOf": [{**STRING, "enum": ["a"]}, {"type": "integer"}]},
-                    "the type integer beside string",
-                ),
-                ({"type": ["string", "integer"], "enum": ["a", 5]}, "enum"),
-                ({"oneOf": [STRING, {**STRING, "enum": ["a"]}]}, "oneOf"),
-            )
-        ),
-        (CallForm.PYTHON, {"properties": {"a-b": {}}}, "the argument 'a-b'"),
-        (CallForm.PYTHON, {"anyOf": []}, "anyOf"),
-        (CallForm.XML, {"additionalProperties": {"type": "string"}}, "additionalProperties"),
-    ],
-)
-def test_what_can_not_be_enforced_is_refused(form: CallForm, parameters: dict[str, Any], what: str) -> None:
-    with pytest.raises(UnenforceableError, match=what):
-        arguments_rule(LarkWriter({}), form, parameters, is_strict=True)
-
-
-def test_the_error_names_the_tool(plain: Vocabulary) -> None:
-    tool = Tool("f", "", {"properties": {"a-b": {}}}, is_strict=True)
-    with pytest.raises(APIError) as refused:
-        spec_of(plain.outputs("pythonic"), tools=(tool,))
-    assert refused.value.param == "tools"
-    assert "the tool f hold the argument 'a-b'" in refused.value.message
-
-
-def optional(number: int) -> dict[str, Any]:
-    return {"properties": {f"p{index}": {"type": "integer"} for index in range(number)}}
-
-
-@pytest.mark.parametrize("family", ["hermes", "qwen3_coder", "pythonic"])
-def test_schemas_of_tools_that_have_to_be_called_are_checked(plain: Vocabulary, family: str) -> None:
-    outputs = plain.outputs(family)
-    misspelt = Tool("f", "", {"properties": {"a": {"type": "integer", "minimun": 5}}})
-    strict = replace(NOW, is_strict=True)
-    for use, what in (
-        ({"tools": (misspelt,), "is_required": True}, "the tool f: unknown keyword 'minimun'"),
-        ({"tools": (replace(misspelt, is_strict=True),)}, "the strict tool f: unknown keyword 'minimun'"),
-        ({"tools": (Tool("f", "", optional(451)),), "is_required": True}, "the tool f: an object has 451 "),
-        ({"tools": (Tool("f", "", optional(451)), strict)}, "the tool f: an object has 451 properties"),
-    ):
-        with pytest.raises(APIError, match=f"the parameters of {what}") as refused:
-            spec_of(outputs, **use)
-        assert (refused.value.status, refused.value.param) == (400, "tools")
-    # Another tool than the strict one need not be called.
-    assert spec_of(outputs, tools=(misspelt, strict)) is not None
-    assert spec_of(outputs, tools=(Tool("f", "", optional(450)),), is_required=True) is not None
 
 
 def test_without_constraints_there_is_no_grammar(plain: Vocabulary) -> None:

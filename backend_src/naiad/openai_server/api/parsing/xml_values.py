@@ -11,7 +11,7 @@ from naiad.openai_server.api.parsing.python_text import Value
 _UNIONS = ("anyOf", "oneOf")
 _PYTHON_WORDS = {"True": True, "False": False, "None": None}
 # What stands beside strings in a schema and is told from them by its form.
-_TOLD_FROM_STRINGS = {"null": type(None), "object": dict, "array": list}
+_TOLD_FROM_STRINGS: Mapping[str, type] = {"null": type(None), "object": dict, "array": list}
 
 
 def branches(schema: Mapping[str, Any]) -> list[Mapping[str, Any]]:
