@@ -11,6 +11,8 @@ import msgspec
 
 # Retention priority of blocks for which the client requests none; the same as TensorRT-LLM's.
 DEFAULT_KV_PRIORITY = 35
+# A greater exponent, or a smaller one than its negative, could overflow a beam's score.
+MAX_LENGTH_PENALTY = 10
 # Stands in a step's row for an id that the previous step samples and that is not on the host yet.
 UNKNOWN_TOKEN = -1
 
@@ -120,7 +122,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         returns_context_logits: the output contains the logits of every prompt position.
         returns_generation_logits: the output contains the logits from which each new token was drawn.
         priority: smaller is served first.
-        num_candidates: > 0: a beam. Nothing is drawn; the search chooses among this many best tokens.
+        num_candidates: > 0: a beam; requests have 0, the engine sets it. Nothing is drawn; the search chooses
+            among this many best tokens.
         num_draft_tokens: maximum number of draft tokens in a step; −1 = the engine's maximum.
         returns_perf_metrics: every output contains times and block counts.
     """
@@ -182,7 +185,8 @@ class BeamParams(msgspec.Struct, frozen=True, kw_only=True):
     """A beam search; its width is the number of the request's sequences.
 
     Attributes:
-        length_penalty: exponent of the length by which a text's score is divided.
+        length_penalty: exponent of the length by which a text's score is divided, at most
+            `MAX_LENGTH_PENALTY` either way.
         stops_early: the search ends as soon as enough texts have ended.
         diversity_rate: makes the children of worse beams more likely to be chosen; 0 = off.
     """

@@ -88,6 +88,18 @@ def test_refused_request_leaves_nothing_behind(prompt: list[int], words: str) ->
     drive.add(1, [1])
 
 
+@pytest.mark.parametrize("bad_words", [((),), ((5,), ())])
+def test_a_bad_word_without_ids_is_refused_before_it_can_end_others(
+    bad_words: tuple[tuple[int, ...], ...],
+) -> None:
+    drive = EngineDrive()
+    drive.add(1, [1])
+    with pytest.raises(InvalidRequestError, match="bad_words has an empty entry"):
+        drive.add(2, [2], SamplingParams(max_tokens=5, bad_words=bad_words))
+    drive.run()
+    assert drive.tokens == {1: solo_tokens([1], 5)}
+
+
 def test_abort_of_a_running_sequence_frees_its_blocks_at_once() -> None:
     drive = EngineDrive()
     drive.add(1, [1] * 9)

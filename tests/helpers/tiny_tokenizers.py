@@ -26,14 +26,15 @@ CHAT_TEMPLATE = (
 KINDS = ("byte_level", "sentence_piece", "sentence_piece_no_strip", "metaspace")
 
 
-def byte_level_tokenizer() -> Tokenizer:
-    """Byte-level BPE; all 256 bytes are tokens, so any bytes can be made."""
+def byte_level_tokenizer(lacks: str = "") -> Tokenizer:
+    """Byte-level BPE; all 256 bytes are tokens, so any bytes can be made, except the bytes of `lacks`."""
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    by_byte = tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    lacking = {letter for piece, _ in by_byte.pre_tokenize_str(lacks) for letter in piece}
     tokenizer.decoder = decoders.ByteLevel()
     trainer = BpeTrainer(
         vocab_size=400,
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        initial_alphabet=sorted(set(pre_tokenizers.ByteLevel.alphabet()) - lacking),
         special_tokens=list(SPECIAL_TOKENS),
         show_progress=False,
     )

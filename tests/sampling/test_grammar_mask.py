@@ -106,6 +106,14 @@ def test_a_view_after_a_wrong_draft_fails_alone(sampler: Sampler, grammars: Gram
     assert isinstance(output.errors[-1], InvalidRequestError)
 
 
+@pytest.mark.parametrize("unknown", [-1, -(10**6), VOCAB_SIZE, 10**6])
+def test_a_stop_id_that_the_model_lacks_holds_nothing_back(
+    sampler: Sampler, grammars: Grammars, unknown: int
+) -> None:
+    row = new_row(sampler, 1, regex("a{1,2}"), min_tokens=2, stop_token_ids=(*EOS_IDS, unknown))
+    assert possible(sampler, row) == tokens(grammars, "a", "aa")
+
+
 @pytest.mark.parametrize("min_tokens", [0, 2])
 def test_an_end_is_held_back_while_anything_else_is_possible(
     sampler: Sampler, grammars: Grammars, min_tokens: int

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import pytest
 
 from naiad.errors import InvalidRequestError
 from naiad.kv_cache.kv_cache_manager import KVCacheManager
 from naiad.scheduler.admission import AdmissionLimits
-from naiad.sequence import EngineRequest, SamplingParams, TextContext, TopPDecay
+from naiad.sequence import BeamParams, EngineRequest, SamplingParams, TextContext, TopPDecay
 
 GROUPS = KVCacheManager(6, block_size=4).groups
 LIMITS = AdmissionLimits(max_model_len=8, vocab_size=100, max_num_seqs=4, kv_groups=GROUPS)
@@ -53,6 +56,42 @@ def test_longest_prompt_and_greatest_id_pass() -> None:
 def test_what_can_never_run_is_refused_by_name_and_value(request_: EngineRequest, words: str) -> None:
     with pytest.raises(InvalidRequestError, match=words):
         LIMITS.check(request_)
+
+
+@pytest.mark.parametrize(
+    ("params", "words"),
+    [
+        ({"bad_words": ((),)}, "bad_words has an empty entry"),
+        ({"bad_words": ((5,), (), (6, 7))}, "bad_words has an empty entry"),
+        ({"top_k": -1}, "top_k = -1: expected at least 0"),
+        ({"num_candidates": 1}, "num_candidates = 1: expected 0"),
+        ({"num_candidates": -1}, "num_candidates = -1: expected 0"),
+        ({"top_p_decay": TopPDecay(1e300, 0.1)}, r"top_p_decay = 1e\+300: expected a number > 0 and < 1"),
+        ({"top_p_decay": TopPDecay(math.nan, 0.1)}, "top_p_decay = nan"),
+        ({"top_p_decay": TopPDecay(0.0, 0.1)}, r"top_p_decay = 0\.0"),
+    ],
+)
+def test_parameters_that_would_fail_a_step_are_refused(params: dict[str, Any], words: str) -> None:
+    asked = SamplingParams(max_tokens=1, **params)
+    with pytest.raises(InvalidRequestError, match=words):
+        LIMITS.check(EngineRequest(sequence_id=1, prompt_token_ids=[1], params=asked))
+
+
+def make_search(length_penalty: float) -> EngineRequest:
+    return EngineRequest(
+        sequence_id=1,
+        sibling_ids=(2,),
+        prompt_token_ids=[1],
+        params=SamplingParams(max_tokens=1),
+        beam=BeamParams(length_penalty=length_penalty),
+    )
+
+
+@pytest.mark.parametrize("length_penalty", [10.5, -11.0, math.inf, -math.inf, math.nan])
+def test_a_penalty_that_could_overflow_a_score_is_refused(length_penalty: float) -> None:
+    LIMITS.check(make_search(math.copysign(10.0, length_penalty)))
+    with pytest.raises(InvalidRequestError, match=r"length_penalty = .*: expected -10 … 10"):
+        LIMITS.check(make_search(length_penalty))
 
 
 def test_no_more_tokens_are_asked_for_than_the_models_length_leaves() -> None:

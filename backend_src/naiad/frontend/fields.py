@@ -19,6 +19,7 @@ from naiad.frontend.field import (
     Frontend,
     Kind,
 )
+from naiad.sequence import MAX_LENGTH_PENALTY
 
 _BOOL, _STRING = Kind.BOOL, Kind.STRING
 _INT32, _INT64, _UINT8, _UINT64 = Kind.INT32, Kind.INT64, Kind.UINT8, Kind.UINT64
@@ -158,7 +159,8 @@ _SEQUENCES = (
                "number of beams that are sent (default: all)", notes={_KEYS: "1 with `stream`"}),
     Field("beam_width", _INT32, minimum=1, maximum=_MAX_SEQUENCES, off=1, sets="beam", per_request=True,
           note="> 1 = beam search"),
-    Field("length_penalty", _FP32, minimum=-10, maximum=10, sets="beam.length_penalty",
+    Field("length_penalty", _FP32, minimum=-MAX_LENGTH_PENALTY, maximum=MAX_LENGTH_PENALTY,
+          sets="beam.length_penalty",
           without_beams=(0.0, 1.0), llm="len_penalty", note="default 0"),
     Field("early_stopping", _BOOL, sets="beam.stops_early", without_beams=(False,), note="default true"),
     Field("beam_search_diversity_rate", _FP32, minimum=0, maximum=100.0, sets="beam.diversity_rate",

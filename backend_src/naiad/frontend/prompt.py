@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 
 from naiad.errors import InvalidRequestError
-from naiad.frontend.field import Field, FieldError
+from naiad.frontend.field import Field, FieldError, shown
 from naiad.frontend.fields import FIELD
 from naiad.frontend.limits import MAX_PROMPT_BYTES_PER_TOKEN
 from naiad.sequence import TextContext
 from naiad.tokenization import PLAIN_CHAT, ChatOptions, Tokenizer
 
+_BAD_WORDS = FIELD["bad_words"]
 _BIASED_WORDS, _WEIGHTS = FIELD["embedding_bias_words"], FIELD["embedding_bias_weights"]
 
 
@@ -138,8 +139,8 @@ class PromptEncoder:
         """Encode the prompt and the words, and make the text context that later steps need.
 
         Raises:
-            InvalidRequestError: the messages are malformed, or a word has a token that the model does not
-                have.
+            InvalidRequestError: the messages are malformed, or a word makes no tokens or one that the model
+                does not have.
         """
         ids = self.token_ids(written)
         skips = written.skip_special_tokens
@@ -150,11 +151,7 @@ class PromptEncoder:
             prompt_tail_ids=tuple(self.tokenizer.prompt_tail(ids, skips)),
             num_prompt_chars=self.tokenizer.num_prompt_chars(ids, skips),
         )
-        bad_words = [
-            tuple(banned) for word in written.bad_words for banned in self.tokenizer.encode_bad_word(word)
-        ]
-        for banned in bad_words:
-            FIELD["bad_words"].check_token_ids(banned, self.vocab_size)
+        bad_words = self._banned(written.bad_words)
         biases = self._biases(written.biased_words)
         return EncodedPrompt(token_ids=ids, text=context, bad_words=bad_words, biases=biases)
 
@@ -177,11 +174,23 @@ class PromptEncoder:
         """Return the id, or −1 if it is None or not in the model's vocabulary, as in some checkpoints."""
         return token_id if token_id is not None and token_id < self.vocab_size else -1
 
+    def _banned(self, words: Sequence[str]) -> list[tuple[int, ...]]:
+        """Return the id sequences to ban for these words."""
+        banned: list[tuple[int, ...]] = []
+        for word in words:
+            for token_ids in self.tokenizer.encode_bad_word(word):
+                _check_makes_tokens(_BAD_WORDS, word, token_ids)
+                _BAD_WORDS.check_token_ids(token_ids, self.vocab_size)
+                banned.append(tuple(token_ids))
+        return banned
+
     def _biases(self, words: Sequence[tuple[str, float]]) -> list[tuple[int, float]]:
         """Give each id of a word the word's weight; the weights of the same id are added up in float32."""
         sums: defaultdict[int, np.float32] = defaultdict(lambda: np.float32(0))
         for word, weight in words:
-            for token_id in self.tokenizer.encode(word, add_special_tokens=False):
+            token_ids = self.tokenizer.encode(word, add_special_tokens=False)
+            _check_makes_tokens(_BIASED_WORDS, word, token_ids)
+            for token_id in token_ids:
                 if token_id >= self.vocab_size:
                     problem = f" makes the token {token_id}: expected ids in [0, {self.vocab_size})"
                     raise _BIASED_WORDS.error(problem)
@@ -195,6 +204,12 @@ class PromptEncoder:
                 expected = f"expected finite numbers in [{_WEIGHTS.minimum}, {_WEIGHTS.maximum}]"
                 raise _WEIGHTS.error(f", added up for each token, holds {value}: {expected}")
         return biases
+
+
+def _check_makes_tokens(field: Field, word: str, token_ids: Sequence[int]) -> None:
+    """Refuse a word of which the tokenizer leaves nothing, as some do with what their vocabulary lacks."""
+    if not token_ids:
+        raise field.error(f" has the word {shown(word)}, which makes no tokens: expected at least one")
 
 
 def _num_prompt_bytes(prompt: str) -> int:

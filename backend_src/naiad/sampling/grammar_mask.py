@@ -242,7 +242,7 @@ class GrammarMask:
         kept = mask[: num_mask_words(self._vocab_size)].copy()
         words = kept.view(np.uint32)
         for token_id in held:
-            if token_id < self._vocab_size:
+            if 0 <= token_id < self._vocab_size:
                 words[token_id // 32] &= ~np.uint32(1 << token_id % 32)
         if kept.any():
             mask[: len(kept)] = kept

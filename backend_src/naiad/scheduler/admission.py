@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from naiad.errors import InvalidRequestError
 from naiad.kv_cache.kv_group import KVGroup
-from naiad.sequence import EngineRequest, SamplingParams, TextContext
+from naiad.sequence import MAX_LENGTH_PENALTY, BeamParams, EngineRequest, SamplingParams, TextContext
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +48,7 @@ class AdmissionLimits:
         if request.text is not None:
             self._check_text(request.text)
         if request.beam is not None:
+            _check_beam_params(request.beam)
             self._check_beams(request)
 
     def clamp(self, request: EngineRequest) -> EngineRequest:
@@ -63,6 +64,15 @@ class AdmissionLimits:
         self._check_ids("allowed_token_ids", params.allowed_token_ids)
         if params.max_tokens < 1:
             raise InvalidRequestError(f"max_tokens = {params.max_tokens}: expected at least 1")
+        if params.top_k < 0:
+            raise InvalidRequestError(f"top_k = {params.top_k}: expected at least 0")
+        if () in params.bad_words:
+            raise InvalidRequestError("bad_words has an empty entry: expected at least one token each")
+        if params.num_candidates:
+            raise InvalidRequestError(f"num_candidates = {params.num_candidates}: expected 0")
+        decay = params.top_p_decay
+        if decay is not None and not 0 < decay.factor < 1:
+            raise InvalidRequestError(f"top_p_decay = {decay.factor}: expected a number > 0 and < 1")
 
     def _check_text(self, text: TextContext) -> None:
         if "" in text.stop_strings:
@@ -89,6 +99,14 @@ class AdmissionLimits:
                     f"beam_width = {width}: {width} beams of {num_tokens} tokens may need {num_blocks} "
                     f"blocks of the KV cache, expected at most {group.pool.num_blocks}"
                 )
+
+
+def _check_beam_params(beam: BeamParams) -> None:
+    """Refuse a penalty with which scores would overflow."""
+    if not abs(beam.length_penalty) <= MAX_LENGTH_PENALTY:
+        raise InvalidRequestError(
+            f"length_penalty = {beam.length_penalty}: expected {-MAX_LENGTH_PENALTY} … {MAX_LENGTH_PENALTY}"
+        )
 
 
 def check_beam_width(request: EngineRequest, max_num_seqs: int) -> None:
