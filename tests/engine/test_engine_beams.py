@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from helpers.engine_drive import EngineDrive, solo_beams
 from naiad.engine.beam_groups import beam_rules
+from naiad.engine_process.observations import Observations
 from naiad.errors import InvalidRequestError
 from naiad.kv_cache.prefix_cache import PrefixCache
 from naiad.outputs import RequestOutput
@@ -16,6 +19,7 @@ from naiad.sequence import (
     SequenceStatus,
     TextContext,
 )
+from naiad.snapshot import tenant_label
 from naiad.tokenization.text_stream import TextStream
 from naiad.tokenization.token_table import TokenTable
 
@@ -167,6 +171,55 @@ def test_a_deadline_gives_the_best_so_far() -> None:
     assert [len(drive.tokens[each]) for each in (1, 2, 3)] == [4, 4, 4]
 
 
+ENDS: dict[str, Callable[[EngineDrive], None]] = {
+    "length": lambda drive: drive.run(),
+    "abort of the first": lambda drive: drive.abort(1),
+    "abort of another": lambda drive: drive.abort(3),
+    "timeout": lambda drive: setattr(drive, "now", drive.now + 100.0),
+    "error": lambda drive: drive.runner.failing.add(1),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("num_steps", [0, 1, 4])
+def test_a_search_counts_what_its_client_observes_however_it_ends(end: str, num_steps: int) -> None:
+    drive, observations = EngineDrive(), Observations()
+    params, beam = SamplingParams(max_tokens=6), BeamParams()
+    request = EngineRequest(
+        sequence_id=1, prompt_token_ids=PROMPT, params=params, sibling_ids=(2, 3), beam=beam
+    )
+    observations.begin([request], 3)
+    drive.add(1, PROMPT, params, sibling_ids=(2, 3), beam=beam, timeout_s=10.0, tenant="acme")
+    for _ in range(num_steps):
+        drive.step()
+    ENDS[end](drive)
+    drive.run()
+    observations.take_outputs(drive.finals.values())
+    (ended,) = observations.take().ended
+    num_kept = {"length": 6, "error": 0}.get(end, num_steps)
+    assert ended.num_output_tokens == 3 * num_kept
+    assert ended.has_begun is (num_steps > 0 or end == "length")
+    expected = (len(PROMPT) if ended.has_begun else 0, ended.num_output_tokens)
+    stats = drive.engine.stats()
+    assert (stats.total_prompt_tokens, stats.total_generation_tokens) == expected
+    (usage,) = drive.engine.usages()
+    assert usage.tenant == tenant_label("acme")
+    assert (usage.num_prompt_tokens, usage.num_output_tokens) == expected
+
+
+def test_a_search_that_is_preempted_counts_its_prompt_once() -> None:
+    drive = EngineDrive()
+    drive.add(1, PROMPT, SamplingParams(max_tokens=6), sibling_ids=(2, 3), beam=BeamParams())
+    for _ in range(3):
+        drive.step()
+    for each in drive.scheduler.running[::-1]:
+        drive.scheduler._preempt(each)
+    drive.run()
+    stats = drive.engine.stats()
+    assert stats.total_preemptions > 0
+    assert (stats.total_prompt_tokens, stats.total_generation_tokens) == (len(PROMPT), 18)
+
+
 def test_a_deadline_in_the_queue_is_an_error_for_each() -> None:
     drive = EngineDrive(max_num_seqs=2)
     drive.add(9, PROMPT, SamplingParams(max_tokens=50))
@@ -196,6 +249,9 @@ def test_a_search_that_comes_to_a_dead_end_is_an_error_for_each() -> None:
     drive.run()
     assert {drive.finals[each].error_status for each in (1, 2)} == {"INVALID_ARG"}
     assert "no token is possible" in drive.finals[2].error_message
+    assert drive.finals[1].timings is not None
+    assert drive.finals[1].timings.first_token_s > 0
+    assert drive.engine.stats().total_prompt_tokens == len(PROMPT)
     assert drive.engine.stats().num_used_blocks == 0
 
 

@@ -226,9 +226,8 @@ class Engine:
             Its last output, which `step` does not return again; None if no such sequence is live.
         """
         if sequence_id in self._beams:
-            outputs = {
-                each.sequence_id: each for each in self._beams.end(sequence_id, FinishReason.CANCELLED)
-            }
+            ended = self._end_search(sequence_id, FinishReason.CANCELLED)
+            outputs = {each.sequence_id: each for each in ended}
             output = outputs.pop(sequence_id)
             self._late += outputs.values()
             return output
@@ -301,11 +300,25 @@ class Engine:
         sequence_id = row.sequence_id
         if error is not None:
             return self._beams.fail(sequence_id, error)
-        outputs = self._beams.take(sequence, result) if row.samples else []
-        if outputs:
+        if not row.samples:
+            return []
+        if sequence.num_tokens == sequence.num_prompt_tokens:
             self._record.take_prompt(sequence)
-            self._record.take_output(sequence, sum(len(output.token_ids) for output in outputs))
+        outputs = self._beams.take(sequence, result)
+        self._take_texts(sequence, outputs)
         return outputs
+
+    def _end_search(self, sequence_id: int, reason: FinishReason) -> list[RequestOutput]:
+        """End a beam search early; return the outputs of all its ids."""
+        first = self._beams.first_sequence(sequence_id)
+        outputs = self._beams.end(sequence_id, reason)
+        self._take_texts(first, outputs)
+        return outputs
+
+    def _take_texts(self, sequence: Sequence, outputs: list[RequestOutput]) -> None:
+        """Count the texts of a beam search that has ended, to which the sequence belongs."""
+        if outputs:
+            self._record.take_output(sequence, sum(len(output.token_ids) for output in outputs))
 
     def _take_new_tokens(self, live: LiveSequence, result: ModelOutput) -> RequestOutput | None:
         """Take the step's tokens: send them, hold them back, or end the sequence.
@@ -349,7 +362,7 @@ class Engine:
             ended = (
                 [self._finish(live, FinishReason.TIMEOUT)]
                 if live is not None
-                else self._beams.end(sequence_id, FinishReason.TIMEOUT)
+                else self._end_search(sequence_id, FinishReason.TIMEOUT)
             )
             if not has_started:
                 timeout_s = deadline_s - sequence.arrival_s
