@@ -215,6 +215,26 @@ def test_ids_beyond_the_vocabulary_neither_end_nor_pad() -> None:
     assert params.stop_token_ids == (2,)
 
 
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [
+        ("text_input", "input_ids"),
+        ("messages", "input_ids"),
+        ("stop_words", "stop_words_list"),
+        ("bad_words", "bad_words_list"),
+    ],
+)
+def test_text_as_a_parameter_is_refused_unless_the_tokenizer_has_read_it(name: str, instead: str) -> None:
+    seed = np.array([[1]], dtype=np.uint64)
+    refused = f"^{name} = 'END' is text, which `llm` does not tokenize: expected token ids, in {instead}$"
+    with pytest.raises(InvalidRequestError, match=refused):
+        read_request(llm_source(seed=seed, parameters={name: "END"}), LIMITS)
+    assert read(llm_source(seed=seed, parameters={name: ""})) == read(llm_source(seed=seed))
+    context = np.array([[b"{}"]], dtype=np.object_)
+    through_the_tokenizer = read(llm_source(seed=seed, text_context=context, parameters={name: "END"}))
+    assert through_the_tokenizer == read(llm_source(seed=seed, text_context=context))
+
+
 def test_accumulate_tokens_is_the_models_own_parameter() -> None:
     plain = read(llm_source(seed=np.array([[1]], dtype=np.uint64)))
     for value in (True, False):

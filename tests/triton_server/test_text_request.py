@@ -110,6 +110,26 @@ def test_rows_keep_their_prompts(encoder: PromptEncoder, reader: TextRequestRead
     assert len(request.rows[0].prompt_token_ids) < len(request.rows[1].prompt_token_ids)
 
 
+def test_every_row_of_the_tensors_counts_if_the_prompt_is_a_parameter(reader: TextRequestReader) -> None:
+    tensors = {
+        "seed": np.array([[1], [2], [3]], dtype=np.uint64),
+        "temperature": np.array([[0.25], [0.5], [0.75]], dtype=np.float32),
+    }
+    request = reader.read(FakeSource(tensors, {"text_input": "The quick", "max_tokens": 4}), LIMITS)
+    assert isinstance(request, GenerateRequest)
+    sampled = [(row.params.seed, row.params.temperature) for row in request.rows]
+    assert sampled == [(1, 0.25), (2, 0.5), (3, 0.75)]
+    assert len({tuple(row.prompt_token_ids) for row in request.rows}) == 1
+
+
+def test_every_row_of_the_words_is_tokenized_if_the_prompt_is_a_parameter(encoder: PromptEncoder) -> None:
+    stops = np.array([[b"a"], [b"b"], [b"c"]], dtype=np.object_)
+    source = FakeSource({"STOP_WORDS_DICT": stops}, {"text_input": "The quick", "max_tokens": 4})
+    outputs = TokenizerReader(encoder).read(source)
+    contexts = [msgspec.json.decode(each) for (each,) in outputs["text_context"]]
+    assert [context["stop_strings"] for context in contexts] == [["a"], ["b"], ["c"]]
+
+
 def test_fields_may_be_parameters(reader: TextRequestReader) -> None:
     parameters = {"text_input": "The quick", "max_tokens": 4, "stream": True, "temperature": 0.5, "seed": 3}
     request = reader.read(FakeSource({}, parameters), LIMITS)

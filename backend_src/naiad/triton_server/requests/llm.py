@@ -9,8 +9,8 @@ import msgspec
 import numpy as np
 
 from naiad.errors import InvalidRequestError
-from naiad.frontend.field import Field, FieldError, Frontend
-from naiad.frontend.fields import FIELD
+from naiad.frontend.field import Field, FieldError, Frontend, shown
+from naiad.frontend.fields import FIELD, known_parameters
 from naiad.frontend.limits import ModelLimits
 from naiad.frontend.prompt import EncodedPrompt
 from naiad.frontend.request import GenerateRequest, StopRequest, build_request, required, stop_request
@@ -40,6 +40,13 @@ _OF_THE_PROMPT = (
     "bad_words_list",
     "embedding_bias",
 )
+# What a client without a text context sends instead of a part of the request that is text.
+_IDS_OF = {"prompt": "input_ids", "text": "stop_words_list", "params.bad_words": "bad_words_list"}
+_TEXTS = {
+    name: field
+    for name, field in known_parameters(Frontend.LLM).items()
+    if field.sets in _IDS_OF and not field.name_at(Frontend.LLM)
+}
 _decoder = msgspec.json.Decoder(TextContext)
 
 
@@ -68,6 +75,8 @@ def _read(
     refuse_unserved(parameters)
     if asks_to_stop(tensors, parameters):
         return stop_request(source.request_id)
+    if "text_context" not in tensors:
+        _refuse_texts(parameters)
     num_rows = required(tensors, "input_lengths").shape[0]
     sent = sent_rows(tensors, parameters, Frontend.LLM, num_rows, apart=_OF_THE_PROMPT)
     of_prompts = [(name, tensors[name]) for name in _OF_THE_PROMPT if name in tensors]
@@ -78,6 +87,15 @@ def _read(
     return build_request(
         sent, prompts, limits, request_id=source.request_id, timeout_us=timeout_us(source, parameters)
     )
+
+
+def _refuse_texts(parameters: Mapping[str, Any]) -> None:
+    """Refuse text, which only a tokenizer model before this one would have read."""
+    for name, value in parameters.items():
+        field = _TEXTS.get(name)
+        if field is not None and not field.asks_for_nothing(value):
+            problem = f" = {shown(value)} is text, which `llm` does not tokenize"
+            raise field.error(f"{problem}: expected token ids, in {_IDS_OF[field.sets]}")
 
 
 def _prompt(tensors: Mapping[str, Array], limits: ModelLimits) -> EncodedPrompt:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
 from naiad.frontend.field import Frontend
 from naiad.frontend.limits import ModelLimits
@@ -17,8 +17,6 @@ from naiad.triton_server.requests.tensors import (
     sent_rows,
     timeout_us,
 )
-
-_HAVE_A_ROW_EACH = ("text_input", "messages", "max_tokens")
 
 
 class TextRequestReader:
@@ -40,7 +38,7 @@ class TextRequestReader:
         refuse_unknown_parameters(parameters, Frontend.TEXT, limits.forwarded_headers)
         refuse_unserved(tensors)
         refuse_unserved(parameters)
-        rows = sent_rows(tensors, parameters, Frontend.TEXT, num_rows(tensors, _HAVE_A_ROW_EACH))
+        rows = sent_rows(tensors, parameters, Frontend.TEXT, num_rows(tensors))
         written = [self._encoder.check(row) for row in rows]
         prompts = [self._encoder.encode(each) for each in written]
         end_id = self._encoder.known_id(self._encoder.tokenizer.eos_id)
@@ -53,6 +51,6 @@ class TextRequestReader:
         )
 
 
-def num_rows(tensors: Mapping[str, Array], names: Collection[str]) -> int:
-    """The number of rows: that of the first of these tensors; 1 if all fields were sent as parameters."""
-    return next((int(tensors[name].shape[0]) for name in names if name in tensors), 1)
+def num_rows(tensors: Mapping[str, Array]) -> int:
+    """The number of rows, which is the same in all tensors; 1 if all fields were sent as parameters."""
+    return max((int(tensor.shape[0]) for tensor in tensors.values()), default=1)

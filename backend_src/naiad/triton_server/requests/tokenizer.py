@@ -22,7 +22,6 @@ from naiad.triton_server.requests.tensors import (
 from naiad.triton_server.requests.text import num_rows
 
 _FIELDS = fields_at(Frontend.TOKENIZER)
-_HAVE_A_ROW_EACH = ("QUERY", "messages", "REQUEST_OUTPUT_LEN")
 
 _encode_json = msgspec.json.Encoder().encode
 Tensors = dict[str, npt.NDArray[Any]]
@@ -58,7 +57,7 @@ class TokenizerReader:
         tensors, parameters = source.tensors(), source.parameters()
         refuse_unknown_parameters(parameters, Frontend.TOKENIZER, self._forwarded_headers)
         refuse_unserved(tensors, _FIELDS)
-        rows = sent_rows(tensors, parameters, Frontend.TOKENIZER, num_rows(tensors, _HAVE_A_ROW_EACH))
+        rows = sent_rows(tensors, parameters, Frontend.TOKENIZER, num_rows(tensors))
         # Checked here too: if it is missing, the ensemble's next step never runs and the client gets no
         # error.
         max_tokens = [FIELD["max_tokens"].check(required(row, "max_tokens")) for row in rows]
