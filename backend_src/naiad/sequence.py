@@ -162,7 +162,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TextContext(msgspec.Struct, frozen=True, kw_only=True):
-    """Sent with a request whose tokens a detokenizer turns into text (interface A3).
+    """Sent with a request whose tokens a detokenizer turns into text.
 
     Attributes:
         stop_strings: raw stop strings, matched on text.

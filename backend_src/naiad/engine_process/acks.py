@@ -27,7 +27,7 @@ class Ack(NamedTuple):
 
     Attributes:
         sequence_id: the sequence that the chunks belong to.
-        num_chunks: number of chunks that have arrived; 0 for a probe.
+        num_chunks: number of chunks that have arrived; a probe counts as one.
         is_cancelled: whether Triton reports that the client has cancelled; False if it was not asked.
     """
 
