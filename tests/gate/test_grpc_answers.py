@@ -269,24 +269,65 @@ def test_an_end_within_a_message_is_passed_on_without_the_error() -> None:
     run(work)
 
 
+async def one_that_waits_without_a_server(setting: FrameSetting) -> Wire:
+    """A client whose stream 1 has been answered; 15 bytes and the end wait for it, and the server is gone."""
+    client = await setting.connect({http2.INITIAL_WINDOW_SIZE: 20})
+    client.send(call(1, STREAM, GOOD, ends=False))
+    server = await setting.server()
+    await server.frame(http2.HEADERS)
+    client.send(http2.settings({http2.INITIAL_WINDOW_SIZE: 5}))
+    await pinged(client)
+    server.send(headers(1, ANSWER_HEAD), data(1, framed(bytes(15))), headers(1, OK, ends=True))
+    await client.fields(1)
+    await data_of(client, 1, 5)
+    server.writer.close()
+    (connection,) = setting.door._connections
+    while connection._calls._upstream is not None:
+        await asyncio.sleep(0)
+    return client
+
+
 def test_an_answer_that_waits_is_not_lost_with_the_server() -> None:
     async def work(setting: FrameSetting) -> None:
-        client = await setting.connect({http2.INITIAL_WINDOW_SIZE: 20})
-        client.send(call(1, STREAM, GOOD, ends=False))
-        server = await setting.server()
-        await server.frame(http2.HEADERS)
-        client.send(http2.settings({http2.INITIAL_WINDOW_SIZE: 5}))
-        await pinged(client)
-        server.send(headers(1, ANSWER_HEAD), data(1, framed(bytes(15))), headers(1, OK, ends=True))
-        await client.fields(1)
-        await data_of(client, 1, 5)
-        server.writer.close()
-        (connection,) = setting.door._connections
-        while connection._calls._upstream is not None:
-            await asyncio.sleep(0)
+        client = await one_that_waits_without_a_server(setting)
         client.send(http2.window_update(1, 100))
         await data_of(client, 1, 15)
         assert (await client.status(1))[0] == 0
+
+    run(work)
+
+
+def test_a_call_after_the_servers_return_is_not_reset_with_one_from_before() -> None:
+    """To the server both are stream 1, each of its own connection."""
+
+    async def work(setting: FrameSetting) -> None:
+        client = await one_that_waits_without_a_server(setting)
+        client.send(call(3, STREAM, GOOD, ends=False))
+        server = await setting.server()
+        assert [(await server.frame()).stream_id for _ in range(2)] == [1, 1]
+        client.send(http2.rst_stream(1, http2.CANCEL))
+        await pinged(client)
+        server.send(headers(1, ANSWER_HEAD), data(1, framed(b"")), headers(1, OK, ends=True))
+        await client.fields(3)
+        await data_of(client, 3, PREFIX.size)
+        assert (await client.status(3))[0] == 0
+
+    run(work)
+
+
+def test_a_call_after_the_servers_return_is_granted_nothing_of_one_from_before() -> None:
+    async def work(setting: FrameSetting) -> None:
+        client = await one_that_waits_without_a_server(setting)
+        client.send(call(3, STREAM, GOOD, ends=False))
+        server = await setting.server()
+        await server.frame(http2.DATA)
+        client.send(http2.window_update(1, 100))
+        await data_of(client, 1, 15)
+        await client.status(1)
+        assert 1 not in await granted_to(server)
+        client.send(http2.window_update(3, 3))
+        await pinged(client)
+        assert (await granted_to(server))[1] == 3
 
     run(work)
 

@@ -123,6 +123,10 @@ class GRPCUpstream(asyncio.BufferedProtocol):
         """Whether the server takes one more call now."""
         return len(self._open) + len(self._left) < self._max_streams
 
+    def _has_open(self, call: Call) -> bool:
+        """Whether the call is open on this connection: one of an earlier connection may have its number."""
+        return self._open.get(call.upstream_id) is call
+
     def write(self, data: bytes) -> None:
         """Send this to the server, with the next `flush`."""
         self._unsent.append(data)
@@ -152,7 +156,7 @@ class GRPCUpstream(asyncio.BufferedProtocol):
 
     def send(self, call: Call) -> None:
         """Send of a call's request what the server takes now."""
-        if call.upstream_id not in self._open:
+        if not self._has_open(call):
             return
         unsent = call.unsent
         while unsent:
@@ -173,7 +177,7 @@ class GRPCUpstream(asyncio.BufferedProtocol):
 
     def grant(self, call: Call) -> None:
         """Tell the server what else the client takes of a call's answer."""
-        if call.upstream_id in self._open and (owed := call.window.take_owed(call.num_kept)):
+        if self._has_open(call) and (owed := call.window.take_owed(call.num_kept)):
             self.write(http2.window_update(call.upstream_id, owed))
         self.regulate()
 
@@ -185,8 +189,9 @@ class GRPCUpstream(asyncio.BufferedProtocol):
 
     def cancel(self, call: Call) -> None:
         """End a call; what still comes of it is dropped."""
-        if self._open.pop(call.upstream_id, None) is None:
+        if not self._has_open(call):
             return
+        del self._open[call.upstream_id]
         if call.is_stream and call.has_asked:
             self._left.add(call)
         else:
