@@ -12,12 +12,13 @@ from typing import Any
 
 import pytest
 
-from helpers.engine_harness import WAIT_S, RawClient, Recorder, make_request
-from helpers.fake_engine_child import FAILING_ID, HELD_ID, SLOW_ID, let_go
+from helpers.engine_harness import WAIT_S, RawClient, Recorder, make_request, wait_until
+from helpers.fake_engine_child import FAILING_ID, HELD_ID, LONG_ID, SLOW_ID, is_in_long_step, let_go
 from naiad.engine_process import EngineClient
 from naiad.engine_process.protocol import (
     Abort,
     AddRequests,
+    Busy,
     Drain,
     Ready,
     StepDone,
@@ -149,11 +150,26 @@ def test_draining_engine_refuses_new_sequences(served: Served, socket_dir: Path)
 def test_a_refusal_says_nothing_of_the_engine(other: RawClient) -> None:
     """A refusal overtakes messages of the engine's thread, so statistics in it could replace newer ones."""
     other.send(StopServing(600.0))
+    assert other.receive() == Busy(False)
     other.send(AddRequests([make_request(1, first_id=4)]))
     message = other.receive()
     assert isinstance(message, StepDone)
     assert [output.error_status for output in message.outputs] == ["UNAVAILABLE"]
     assert message.stats is None
+
+
+def test_who_says_that_the_server_stops_hears_of_work_even_within_a_step(
+    served: Served, other: RawClient, socket_dir: Path
+) -> None:
+    client, recorder = served
+    client.submit([make_request(1, LONG_ID)])
+    wait_until(lambda: is_in_long_step(socket_dir))
+    other.send(StopServing(600.0))
+    assert other.receive() == Busy(True)
+    assert not recorder.outputs
+    let_go(socket_dir)
+    recorder.wait_finished(1)
+    assert recorder.reason(1) is FinishReason.LENGTH
 
 
 def test_client_that_does_not_read_holds_nobody_up(served: Served, other: RawClient) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+import select
 import signal
 import subprocess
 import time
@@ -13,10 +15,11 @@ import pytest
 from msgspec.structs import replace
 
 from helpers.engine_harness import RawClient, Recorder, fake_command, make_request, wait_until
-from helpers.fake_engine_child import HELD_ID, REFUSED_ID, SLOW_ID, let_go
+from helpers.fake_engine_child import HELD_ID, LONG_ID, REFUSED_ID, SLOW_ID, is_in_long_step, let_go
 from naiad.engine_process import EngineClient, StopNotice
 from naiad.engine_process.clients import stop_notice
 from naiad.engine_process.protocol import Ready, StopServing
+from naiad.engine_process.unix_socket import listen
 from naiad.sequence import FinishReason, GrammarKind, GrammarSpec
 
 MakeClient = Callable[..., tuple[EngineClient, Recorder]]
@@ -172,18 +175,48 @@ def test_a_sequence_that_waits_for_its_grammar_has_not_ended(
     recorder.wait_finished(1)
 
 
+def test_an_engine_has_work_during_a_step_however_long_it_is(
+    served: Served, make_notice: MakeNotice, socket_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, recorder = served
+    client.submit([make_request(1, LONG_ID)])
+    wait_until(lambda: is_in_long_step(socket_dir))
+    notice = make_notice(600.0)
+    notice.send()
+    (engine,) = notice._notified.values()
+    wait_until(lambda: bool(select.select([engine._connection], [], [], 0)[0]))
+    notice.send()
+    # As if it had said nothing else for so long.
+    monkeypatch.setattr(stop_notice, "_READY_S", -math.inf)
+    assert not notice.is_done()
+    let_go(socket_dir)
+    wait_until(lambda: (notice.send(), notice.is_done())[1])
+    recorder.wait_finished(1)
+
+
+def test_an_engine_that_says_nothing_is_not_waited_for(
+    make_notice: MakeNotice, socket_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with listen(socket_dir / "llm.engine"):
+        notice = make_notice(600.0)
+        notice.send()
+        monkeypatch.setattr(stop_notice, "_READY_S", math.inf)
+        assert not notice.is_done()
+        monkeypatch.setattr(stop_notice, "_READY_S", -math.inf)
+        assert notice.is_done()
+
+
 def test_an_engine_that_is_loading_is_not_waited_for(
     make_notice: MakeNotice, socket_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stop_notice, "_READY_S", 0.2)
+    monkeypatch.setattr(stop_notice, "_READY_S", math.inf)
     command = [*fake_command("never-ready"), "--socket", str(socket_dir / "llm.engine")]
     command += ["--parent-pid", str(os.getpid()), "--model-dir", str(socket_dir)]
     engine = subprocess.Popen(command)
     try:
         wait_until((socket_dir / "llm.engine").exists)
         notice = make_notice(600.0)
-        wait_until(lambda: (notice.send(), not notice.is_done())[1])
-        wait_until(lambda: (notice.send(), notice.is_done())[1])
+        wait_until(lambda: (notice.send(), notice.is_done() and bool(notice._notified))[1])
     finally:
         engine.kill()
         engine.wait()

@@ -33,12 +33,19 @@ STUCK_ID = 902
 SLOW_ID = 903
 LAST_ID = 904  # a token that an aborted sequence had held back
 HELD_ID = 905  # runs slowly until `let_go`
+LONG_ID = 906  # its only step lasts until `let_go`
 _LET_GO = "let-go"
+_LONG_STEP = "long-step"
 
 
 def let_go(model_dir: Path) -> None:
     """End the held sequences as if they had all of their tokens."""
     (model_dir / _LET_GO).touch()
+
+
+def is_in_long_step(model_dir: Path) -> bool:
+    """Whether the engine's thread computes a step that lasts until `let_go`."""
+    return (model_dir / _LONG_STEP).exists()
 
 
 class FakeModel:
@@ -70,7 +77,7 @@ class FakeEngine:
     model_config = FakeModel()
 
     def __init__(self, model_dir: Path) -> None:
-        self._let_go = model_dir / _LET_GO
+        self._let_go, self._long_step = model_dir / _LET_GO, model_dir / _LONG_STEP
         self.grammars: Any = FakeGrammars(self._let_go)
         self._live: dict[int, EngineRequest] = {}
         self._num_done: dict[int, int] = {}
@@ -105,12 +112,16 @@ class FakeEngine:
             time.sleep(60)
         if firsts & {SLOW_ID, HELD_ID}:
             time.sleep(0.005)
+        if LONG_ID in firsts:
+            self._long_step.touch()
+            while not self._let_go.exists():
+                time.sleep(0.005)
         return [self._advance(sequence_id, request) for sequence_id, request in list(self._live.items())]
 
     def _advance(self, sequence_id: int, request: EngineRequest) -> RequestOutput:
         token_id = request.prompt_token_ids[0] + self._num_done[sequence_id]
         self._num_done[sequence_id] += 1
-        if request.prompt_token_ids[0] == HELD_ID:
+        if request.prompt_token_ids[0] in (HELD_ID, LONG_ID):
             is_last = self._let_go.exists()
         else:
             is_last = self._num_done[sequence_id] == request.params.max_tokens

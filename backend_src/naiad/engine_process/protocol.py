@@ -44,7 +44,8 @@ class Drain(msgspec.Struct, tag="drain", frozen=True):
 class StopServing(msgspec.Struct, tag="stop", frozen=True):
     """Refuse new requests; sequences that have not finished after `timeout_s` end with an error.
 
-    Any client may send it: the server is shutting down for all of them.
+    Any client may send it: the server is shutting down for all of them. The engine answers with `Busy` at
+    once, also while it is loaded or computes a step.
     """
 
     timeout_s: float
@@ -151,9 +152,10 @@ class UsageReport(msgspec.Struct, tag="usage", frozen=True):
 
 
 class Busy(msgspec.Struct, tag="busy", frozen=True):
-    """Whether sequences of any client run or wait; sent to the owner when that changes.
+    """Whether sequences of any client run or wait.
 
-    The thread that sends it does not compute, so it comes even while a step hangs.
+    It is sent to the owner when that changes, and to a client that has sent `StopServing`. The thread that
+    sends it does not compute, so it comes even while a step hangs.
     """
 
     is_busy: bool

@@ -9,10 +9,11 @@ from pathlib import Path
 
 from naiad.engine_process.clients.engine_connection import EngineConnection
 from naiad.engine_process.instance import engine_sockets
-from naiad.engine_process.protocol import AskSnapshot, Ready, SnapshotTaken, StopServing, encode_frame
+from naiad.engine_process.protocol import AskSnapshot, Busy, Ready, SnapshotTaken, StopServing, encode_frame
 
 _SEND_TIMEOUT_S = 1.0
-# An engine that serves says so after its current step. One that says nothing for longer is being loaded.
+# An engine says at once whether it has work, unless it is of an older release. Such a one says nothing while
+# it is loaded or computes a step.
 _READY_S = 3.0
 
 
@@ -29,6 +30,7 @@ class _NotifiedEngine:
             raise
         self._notified_s = time.monotonic()
         self._info: Ready | None = None
+        self._is_busy: bool | None = None
         self._is_asked = False
         self._is_done = False
 
@@ -39,6 +41,8 @@ class _NotifiedEngine:
                 match message:
                     case Ready():
                         self._info = message
+                    case Busy(is_busy):
+                        self._is_busy = is_busy
                     case SnapshotTaken(snapshot):
                         self._is_asked = False
                         self._is_done = not snapshot.stats.num_running + snapshot.stats.num_waiting
@@ -52,7 +56,10 @@ class _NotifiedEngine:
             OSError: it is gone.
         """
         if self._info is None:
-            return time.monotonic() - self._notified_s > _READY_S
+            # It is being loaded, or computes a step.
+            if self._is_busy is None:
+                return time.monotonic() - self._notified_s > _READY_S
+            return not self._is_busy
         if self._is_done or not self._info.tells_snapshots:
             return True
         if not self._is_asked:

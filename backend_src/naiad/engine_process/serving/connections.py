@@ -305,6 +305,8 @@ class Connections:
                 return
             case Drain() | StopServing():
                 self.gate.close("the server is shutting down")
+                if isinstance(message, StopServing):
+                    self.send(connection, Busy(self.gate.num_inside > 0))
         self.inbox.put(connection, message)
 
     def _tell_owner(self, message: EngineMessage) -> bool:
