@@ -29,6 +29,7 @@ _CONTINUE = "100-continue"
 _LENGTH = re.compile(r"[0-9]{1,12}")
 # A client that is refused reads its answer only when it has sent its body.
 _MAX_DRAINED_BYTES = 16 << 20
+# How long it may go on sending when it has been told.
 _LAST_S = 5.0
 
 
@@ -78,9 +79,8 @@ class ClientConnection(asyncio.Protocol):
         self._upstream: Upstream | None = None
         self._connecting: asyncio.Task[None] | None = None
         self._has_answered = False
-        self._enter("head")
         self._is_paused = False
-        self._num_unsent = 0
+        self._enter("head")
         self._num_drained_bytes = 0
 
     @property
@@ -174,22 +174,25 @@ class ClientConnection(asyncio.Protocol):
     def look(self, now_s: float) -> None:
         """End the connection if the client takes too long; called every second or so."""
         waited_s = now_s - self._since_s
-        if self._state == "answer":
-            if self._is_paused:
-                num_unsent = self._transport.get_write_buffer_size()
-                if num_unsent <= self._num_unsent - _READING_BYTES:
-                    self._note_progress(num_unsent)
-                elif waited_s > self._limits.slow_reader_s:
-                    self._door.num_slow_readers += 1
-                    self._transport.abort()
+        if self._state in ("head", "body"):
+            if waited_s > (self._limits.head_s if self._state == "head" else self._limits.body_s):
+                self._close_with(RefusedError(408, f"the request did not come within {waited_s:.0f} s"))
+        elif self._num_unsent and (self._is_paused or self._state != "answer"):
+            self._look_at_reading(waited_s)
         elif self._state == "idle":
             if waited_s > self._limits.idle_s:
                 self.close()
-        elif self._state in ("draining", "closed"):
-            if waited_s > _LAST_S:
-                self._transport.abort()
-        elif waited_s > (self._limits.head_s if self._state == "head" else self._limits.body_s):
-            self._close_with(RefusedError(408, f"the request did not come within {waited_s:.0f} s"))
+        elif self._state in ("draining", "closed") and waited_s > _LAST_S:
+            self._transport.abort()
+
+    def _look_at_reading(self, waited_s: float) -> None:
+        """End the connection if the client takes too little of what waits for it."""
+        num_unsent = self._transport.get_write_buffer_size()
+        if num_unsent <= max(0, self._num_unsent - _READING_BYTES):
+            self._note_progress(num_unsent)
+        elif waited_s > self._limits.slow_reader_s:
+            self._door.num_slow_readers += 1
+            self._transport.abort()
 
     def close(self) -> None:
         """Close when everything is sent."""
@@ -198,7 +201,7 @@ class ClientConnection(asyncio.Protocol):
 
     def _enter(self, state: State) -> None:
         self._state = state
-        self._since_s = self._loop.time()
+        self._note_progress(0 if self._transport is None else self._transport.get_write_buffer_size())
 
     def _note_progress(self, num_unsent: int) -> None:
         self._num_unsent, self._since_s = num_unsent, self._loop.time()
