@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
+from naiad.descriptors import raise_descriptor_limit
 from naiad.gate.event_loop import run
 from naiad.gate.limits import Limits
 from naiad.gate.serving import GateOptions, Ports, serve
@@ -15,6 +16,10 @@ from naiad.log_lines import LOG_FORMATS, LineFormatter, LogFormat
 from naiad.parent_watch import end_with_parent
 
 logger = logging.getLogger("naiad.gate")
+
+_NUM_PORTS = 3
+# For the ports themselves and what Python opens.
+_KEPT_DESCRIPTORS = 64
 
 
 def parse(arguments: Sequence[str]) -> tuple[GateOptions, LogFormat]:
@@ -60,6 +65,21 @@ def parse(arguments: Sequence[str]) -> tuple[GateOptions, LogFormat]:
     return options, args.log_format
 
 
+def make_room(limits: Limits) -> None:
+    """Let the process open as many descriptors as it may; warn if its connections may need more."""
+    most = raise_descriptor_limit()
+    # The server's end of a connection takes another one.
+    needed = _NUM_PORTS * 2 * limits.max_connections + _KEPT_DESCRIPTORS
+    if most < needed:
+        logger.warning(
+            "the hard limit of file descriptors is %d: expected at least %d for %d connections of each port "
+            "(--gate-max-connections)",
+            most,
+            needed,
+            limits.max_connections,
+        )
+
+
 def main() -> int:
     """Parse the command line and serve."""
     options, log_format = parse(sys.argv[1:])
@@ -67,6 +87,7 @@ def main() -> int:
     handler.setFormatter(LineFormatter(log_format, "naiad gate"))
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
     end_with_parent(lambda: None, options.parent_pid)
+    make_room(options.limits)
     # Ctrl-C reaches the terminal's whole process group; the process above stops this one.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import resource
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 from aiohttp import web
 
+from naiad.descriptors import raise_descriptor_limit
+
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 # For the sockets of engines, files of the page, and what Python opens.
 _KEPT_DESCRIPTORS = 256
 # A connection that waits for its client's next request for longer may be closed to make room.
 MIN_IDLE_S = 5.0
-# Where there is no limit; memory is one.
-_ANY = 1 << 20
 _BODY = b'{"error":{"message":"too many connections","type":"server_error","param":null,"code":null}}'
 _REFUSAL = (
     b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\n"
@@ -26,12 +25,8 @@ _REFUSAL = (
 
 def room_for_connections() -> int:
     """Raise the process' soft limit of descriptors to the hard one; return how many connections it allows."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard == resource.RLIM_INFINITY:
-        return _ANY
-    if soft != hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    return hard - min(_KEPT_DESCRIPTORS, hard // 2)
+    limit = raise_descriptor_limit()
+    return limit - min(_KEPT_DESCRIPTORS, limit // 2)
 
 
 class ConnectionWatch:
