@@ -83,6 +83,34 @@ def test_the_server_gets_the_request_written_anew() -> None:
     run(work)
 
 
+PARENT, STATE = f"traceparent: {TRACE}", "tracestate: a=1,b=2"
+KEY = "naiad-model-control-key: " + "k" * 16
+
+
+@pytest.mark.parametrize(
+    ("sent", "passed"),
+    [
+        ((PARENT, STATE, "TraceState: c=3"), [PARENT, "tracestate: a=1,b=2,c=3"]),
+        ((PARENT, STATE, PARENT), [STATE]),
+        ((KEY, PARENT, KEY), [PARENT]),
+    ],
+    ids=["tracestate", "traceparent", "key"],
+)
+def test_a_header_that_comes_twice_is_a_list_or_does_not_count(
+    sent: tuple[str, ...], passed: list[str]
+) -> None:
+    async def work(setting: Setting) -> None:
+        _, writer = await setting.connect()
+        writer.write(get("/v2", *sent))
+        await until(lambda: bool(setting.server.requests))
+        _, host, *lines = setting.server.requests[0].decode().split("\r\n")
+        assert host == f"Host: {setting.door.server_address}"
+        assert lines == [*passed, "", ""]
+        writer.close()
+
+    run(work)
+
+
 def test_one_connection_has_many_requests_in_order() -> None:
     async def work(setting: Setting) -> None:
         reader, writer = await setting.connect()
@@ -214,6 +242,7 @@ CHUNKED = f"POST {GENERATE} HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: ch
         (post(GENERATE, b"{}", "A: \0"), 400),
         (post("/v2/models/m/infer", b"{}", "Inference-Header-Content-Length: \xb2"), 400),
         (post("/v2/models/m/infer", b"{}", "Inference-Header-Content-Length: 3"), 400),
+        (post("/v2/models/m/infer", b"raw", "Inference-Header-Content-Length: 0"), 400),
         (get("/v2", "Content-Length: 1") + b"x", 400),
         (b"GET  /v2 HTTP/1.1\r\nHost: a\r\n\r\n", 400),
         (b"GET http://localhost/v2 HTTP/1.1\r\nHost: localhost\r\n\r\n", 404),
@@ -228,6 +257,15 @@ CHUNKED = f"POST {GENERATE} HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: ch
 )
 def test_what_does_not_pass(raw: bytes, status: int) -> None:
     assert refused(raw)[0] == status
+
+
+@pytest.mark.parametrize("length", ["0", "000"])
+def test_a_raw_binary_request_is_refused_by_name(length: str) -> None:
+    request = post("/v2/models/m/infer", b"raw", f"Inference-Header-Content-Length: {length}")
+    status, message = refused(request)
+    assert status == 400
+    assert message.startswith("Inference-Header-Content-Length = 0: expected the length of the JSON")
+    assert "raw binary requests do not pass" in message
 
 
 @pytest.mark.parametrize("host", ["localhost:8000", "127.0.0.1", "[::1]:8000", "Known.Example:80"])

@@ -116,6 +116,23 @@ def test_compressed_requests_pass_inflated() -> None:
     run(work)
 
 
+def test_metadata_that_comes_twice_is_a_list_or_does_not_count() -> None:
+    trace = (b"traceparent", b"00-" + b"1" * 32 + b"-" + b"2" * 16 + b"-01")
+    states = ((b"tracestate", b"a=1"), (b"tracestate", b"b=2"))
+
+    async def work(setting: FrameSetting) -> None:
+        client = await setting.connect()
+        for number, sent in ((1, (trace, *states)), (3, (*states, trace, trace))):
+            client.send(headers(number, head_fields(INFER, *sent)), data(number, framed(GOOD), ends=True))
+        server = await setting.server()
+        known = [name.decode() for name, _ in (trace, *states)]
+        passed = [[each for each in (await request_of(server))[0] if each[0] in known] for _ in range(2)]
+        assert passed[0] == [("traceparent", trace[1].decode()), ("tracestate", "a=1,b=2")]
+        assert passed[1] == [("tracestate", "a=1,b=2")]
+
+    run(work)
+
+
 def test_requests_that_are_held_together_have_a_limit() -> None:
     async def work(setting: FrameSetting) -> None:
         client = await setting.connect()

@@ -16,5 +16,12 @@ _PASSED = {
 
 
 def passed_headers(sent: Iterable[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
-    """Return the headers, or the metadata, to send on; names are in small letters."""
-    return tuple((name, value) for name, value in sent if name in _PASSED and _PASSED[name].fullmatch(value))
+    """Return the headers, or the metadata, to send on; names are in small letters.
+
+    One that comes several times is a list, which only `tracestate` may be.
+    """
+    joined: dict[str, str] = {}
+    for name, value in sent:
+        if name in _PASSED:
+            joined[name] = f"{joined[name]},{value}" if name in joined else value
+    return tuple((name, value) for name, value in joined.items() if _PASSED[name].fullmatch(value))

@@ -47,6 +47,9 @@ def checked_inference(body: bytes, json_length: int | None, limits: Limits) -> t
     Raises:
         RefusedError: it is malformed, or asks for what the gate does not let through.
     """
+    if json_length == 0:
+        text = "expected the length of the JSON; raw binary requests do not pass the gate"
+        raise RefusedError(400, f"Inference-Header-Content-Length = 0: {text}")
     length = len(body) if json_length is None else json_length
     if length > len(body):
         raise RefusedError(400, f"Inference-Header-Content-Length = {length}: the body has {len(body)} bytes")

@@ -37,7 +37,7 @@ class RequestHead:
         method: in capital letters, as it was sent.
         target: what was asked for, not decoded.
         is_http_10: whether it is HTTP/1.0, not HTTP/1.1.
-        headers: by name in small letters.
+        headers: by name in small letters; one that comes several times is a list.
     """
 
     method: str
@@ -80,7 +80,7 @@ def read_head(raw: bytes, limits: Limits) -> RequestHead:
         name = field[1].lower()
         if name in headers and name in _SINGLE:
             raise RefusedError(400, f"{field[1][:40]} is there twice")
-        headers[name] = field[2]
+        headers[name] = f"{headers[name]},{field[2]}" if name in headers else field[2]
     head = RequestHead(line[1], line[2], line[3] == "0", headers)
     _check_framing(head, limits)
     return head
