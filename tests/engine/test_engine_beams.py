@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from helpers.engine_drive import EngineDrive, solo_beams
+from helpers.engine_drive import EngineDrive, solo_beams, solo_tokens
 from naiad.engine.beam_groups import beam_rules
 from naiad.engine_process.observations import Observations
 from naiad.errors import InvalidRequestError
@@ -305,3 +305,24 @@ def test_two_tenants_searches_do_not_take_slots_from_each_other_for_ever() -> No
     drive.add(3, [7, 8, 9], SamplingParams(max_tokens=8), sibling_ids=(4,), beam=beam, cache_salt="other")
     drive.run(max_steps=500)
     assert {drive.reason(each) for each in (1, 2, 3, 4)} <= {FinishReason.STOP, FinishReason.LENGTH}
+
+
+@pytest.mark.parametrize(("max_num_seqs", "num_preemptions"), [(4, 0), (8, 1)])
+def test_the_first_search_keeps_its_slots_and_blocks_until_it_ends(
+    max_num_seqs: int, num_preemptions: int
+) -> None:
+    """A beam that gave way would be computed again, and the others would wait for it."""
+    drive = EngineDrive(num_blocks=16, max_num_seqs=max_num_seqs)
+    params = SamplingParams(max_tokens=10)
+    drive.add(1, PROMPT, params, sibling_ids=(2, 3, 4), beam=BeamParams())
+    for _ in range(3):
+        drive.step()
+    assert len(drive.scheduler.running) == 4
+    drive.add(9, [3] * 30, SamplingParams(max_tokens=20), cache_salt="other")
+    while 1 not in drive.finals:
+        drive.step()
+        live = [*drive.scheduler.running, *drive.scheduler.waiting]
+        assert sum(each.num_preemptions for each in live if each.params.num_candidates) == 0
+    assert drive.scheduler.num_preemptions == num_preemptions
+    drive.run()
+    assert drive.tokens[9] == solo_tokens([3] * 30, 20)

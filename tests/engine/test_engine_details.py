@@ -261,6 +261,21 @@ def test_siblings_share_the_prompt_and_end_on_their_own() -> None:
     assert drive.runner.steps[1] == [(1, 1), (3, 1)]
 
 
+@pytest.mark.parametrize("has_prefix_cache", [False, True])
+def test_siblings_that_gave_way_to_another_tenant_say_the_same(has_prefix_cache: bool) -> None:
+    drive = EngineDrive(max_num_seqs=4, prefix_cache=PrefixCache(4) if has_prefix_cache else None)
+    drive.add(1, PROMPT, SamplingParams(max_tokens=30), sibling_ids=(2, 3, 4), cache_salt="many")
+    for _ in range(5):
+        drive.step()
+    for number in (11, 12, 13):
+        drive.add(number, [number], SamplingParams(max_tokens=10), cache_salt="other")
+    drive.run()
+    assert drive.scheduler.num_preemptions == 2
+    assert [drive.tokens[each] for each in (1, 2, 3, 4)] == [solo_tokens(PROMPT, 30)] * 4
+    assert all(drive.reason(each) is FinishReason.LENGTH for each in (1, 2, 3, 4))
+    assert [drive.tokens[each] for each in (11, 12, 13)] == [solo_tokens([n], 10) for n in (11, 12, 13)]
+
+
 def test_siblings_have_noise_of_their_own() -> None:
     seeds = {sibling_seed(seed, index) for seed in range(100) for index in range(16)}
     assert len(seeds) == 1600

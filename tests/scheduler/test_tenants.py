@@ -28,6 +28,25 @@ def test_a_flood_gives_slots_to_another_tenant_and_keeps_its_share() -> None:
     assert sorted(desk.running()) == [1, 2, 9, 10]
 
 
+@pytest.mark.parametrize("is_one_request", [True, False])
+def test_the_sequences_of_one_request_give_slots_to_another_tenant(is_one_request: bool) -> None:
+    desk = Desk(max_num_seqs=4)
+    first = desk.add(salt="many")
+    for _ in range(3):
+        desk.add(salt="many", first_id=1000, donor=first if is_one_request else None)
+    while len(desk.running()) < 4:
+        desk.step()
+    for _ in range(3):
+        desk.add(salt="other")
+    for _ in range(6):
+        desk.step()
+    assert sorted(desk.running()) == [1, 2, 5, 6]
+    desk.scheduler.remove(first)
+    desk.step()
+    # The next one of the same request comes back.
+    assert sorted(desk.running()) == [2, 3, 5, 6]
+
+
 @pytest.mark.parametrize(("tenant", "running"), [("flood", [1, 2, 9, 10]), (None, [1, 2, 3, 4])])
 def test_many_salts_of_one_tenant_take_one_share(tenant: str | None, running: list[int]) -> None:
     """Without a tenant each salt is one, and takes a share."""
@@ -199,6 +218,20 @@ def test_blocks_are_taken_from_the_tenant_that_has_more_than_its_share() -> None
         desk.step()
     assert 3 in desk.running()
     assert 1 in desk.running()
+
+
+@pytest.mark.parametrize("is_one_request", [True, False])
+def test_blocks_are_taken_from_the_sequences_of_one_request(is_one_request: bool) -> None:
+    desk = Desk(num_blocks=12)
+    first = desk.add(num_tokens=3, salt="many")
+    for _ in range(3):
+        desk.add(num_tokens=3, salt="many", first_id=1000, donor=first if is_one_request else None)
+    while len(desk.running()) < 4:
+        desk.step()
+    desk.add(num_tokens=3, salt="one")
+    while desk.scheduler.num_preemptions == 0:
+        desk.step()
+    assert desk.running() == [1, 2, 3, 5]
 
 
 def test_blocks_are_taken_from_a_tenant_above_its_share_before_one_that_keeps_to_it() -> None:

@@ -2,11 +2,11 @@
 
 Why every sequence advances. Ranks are fixed, so the live sequences of all tenants have one order;
 let s be the first running one. Within a tenant both functions below choose the sequence with the
-largest rank first. A tenant's only running sequence is chosen for blocks only when no tenant runs
-more than one, and never for another tenant's sequence in the queue. So s is preempted for blocks only
-if it runs alone, and then it fits (`admission`). It is preempted for the first sequence in the queue
-only if that outranks it, and because ranks are times, only finitely many sequences can. So s ends,
-and then its successor does.
+largest rank first. A tenant's only running sequence is never chosen for another tenant's sequence in
+the queue, and for blocks only when no tenant runs more than one, not counting beams that have the
+rank of s. So s is preempted for blocks only if it runs alone, and then it fits (`admission`). It is
+preempted for the first sequence in the queue only if that outranks it, and because ranks are times,
+only finitely many sequences can. So s ends, and then its successor does.
 
 Why little is computed twice. A step that preempts for blocks admits nothing, a sequence is admitted
 only with room for all its known tokens, and a preempted one only if one spare block is left for each
@@ -17,7 +17,8 @@ Beams of one search wait for each other, and admission accepts only searches tha
 and the slots. If all running sequences wait, the smallest rank in the queue preempts larger ranks: it
 belongs to the first search, which fits. Beams of one search have the same rank, and beams with the
 rank of s are not preempted for other tenants, as s is not. So the first search keeps what it has
-until it ends.
+until it ends. All other sequences of one request have one rank too, but wait for none of the others,
+and give way as if each were a request.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def choose_for_blocks(running: list[Sequence], tenants: Tenants, max_num_seqs: i
         max_num_seqs: number of slots.
     """
     if len(tenants) > 1:
-        others = [each for each in reversed(running) if each.rank != running[0].rank]
+        others = [each for each in reversed(running) if not _is_kept(running, each)]
         for num_kept in (tenants.share(max_num_seqs), 1):
             for sequence in others:
                 if tenants.of(sequence).num_running > num_kept:
@@ -112,8 +113,14 @@ def _gives_way(state: SchedulerState, first: Sequence, running: Sequence, num_ta
     """Whether a running sequence may be preempted, after `num_taken` others of its tenant were chosen."""
     if running.tenant == first.tenant:
         return rank_key(first) < rank_key(running) and state.policy.may_preempt(first, running)
-    if running.rank == state.running[0].rank:
+    if _is_kept(state.running, running):
         return False
     max_num_seqs = state.limits.max_num_seqs
     has_too_much = state.tenants.of(running).num_running - num_taken > state.tenants.share(max_num_seqs)
     return has_too_much and state.tenants.is_owed(first, max_num_seqs)
+
+
+def _is_kept(running: list[Sequence], sequence: Sequence) -> bool:
+    """Whether this is the first running sequence or a beam of the first search: no other tenant takes it."""
+    first = running[0]
+    return sequence is first or (sequence.params.num_candidates > 0 and sequence.rank == first.rank)
