@@ -93,7 +93,7 @@ def main() -> int:
     tokenizer = transformers.AutoTokenizer.from_pretrained(model_dir)
     prompts = {kind: [encode(tokenizer, text) for text in texts] for kind, texts in PROMPTS.items()}
     plain = _engine(model_dir, args)
-    step_cost = StepCost(*ModelRunner(_config(model_dir, args)).measure_step_costs())
+    step_cost = ModelRunner(_config(model_dir, args)).measure_step_costs().step_cost
     rows = []
     for drafter in args.drafters:
         for num_tokens in args.num_speculative_tokens:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -71,7 +72,15 @@ def test_costs_are_kept_as_they_are(model_dir: Path) -> None:
 
 @pytest.mark.parametrize(
     "foreign",
-    [TokenBudget(1 << 40), TokenBudget(0), TokenBudget(64, -1.0), TokenBudget(64, 0.0, -1.0)],
+    [
+        TokenBudget(1 << 40),
+        TokenBudget(0),
+        TokenBudget(64, -1.0),
+        TokenBudget(64, 1e308, 2.0),
+        TokenBudget(64, 0.0, -1.0),
+        TokenBudget(64, 0.0, 0.5),
+        TokenBudget(64, 0.0, 1e308),
+    ],
     ids=str,
 )
 def test_a_budget_that_no_start_measures_is_measured_anew(model_dir: Path, foreign: TokenBudget) -> None:
@@ -81,12 +90,29 @@ def test_a_budget_that_no_start_measures_is_measured_anew(model_dir: Path, forei
     assert kept.get("budget", TokenBudget, lambda: BUDGET, {}) == BUDGET
 
 
-@pytest.mark.parametrize("seconds", [[], [(1, 0.0)], [(0, 0.1)], [(1, -0.1)]], ids=str)
-def test_costs_that_no_start_measures_are_measured_anew(
-    model_dir: Path, seconds: list[tuple[int, float]]
-) -> None:
+@pytest.mark.parametrize(
+    "foreign",
+    [
+        {"seconds": []},
+        {"seconds": [(1, 0.0)]},
+        {"seconds": [(0, 0.1)]},
+        {"seconds": [(1, -0.1)]},
+        {"seconds": [(1, 1e308)]},
+        {"seconds": [(1 << 80, 0.1)]},
+        {"seconds": [(2, 0.5), (1, 0.25)]},
+        {"seconds": [(1, 0.25), (1, 0.5)]},
+        {"context": [(2, 1e-6), (1, 1e-6)]},
+        {"context": [(1, 1e308)]},
+        {"num_context": -1},
+        {"num_context": 1 << 80},
+        {"drawn_s": 1e308},
+    ],
+    ids=str,
+)
+def test_costs_that_no_start_measures_are_measured_anew(model_dir: Path, foreign: dict[str, object]) -> None:
     kept = KeptMeasurements(CheckpointCache(model_dir), FACTS)
-    kept.get("costs", MeasuredCosts, lambda: COSTS._replace(seconds=seconds), {})
+    costs = {**asdict(COSTS), **foreign}
+    assert kept.get("costs", dict, lambda: costs, {}) == costs
     assert kept.get("costs", MeasuredCosts, lambda: COSTS, {}) == COSTS
 
 

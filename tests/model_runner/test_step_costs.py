@@ -41,7 +41,7 @@ class Machine:
 
 def measured_by(machine: Machine, monkeypatch: pytest.MonkeyPatch, is_cuda: bool = False) -> StepCost:
     monkeypatch.setattr(token_budget, "time", machine)
-    return StepCost(*measure_step_costs(machine.run, 4096, BLOCK, is_cuda=is_cuda))
+    return measure_step_costs(machine.run, 4096, BLOCK, is_cuda=is_cuda).step_cost
 
 
 def test_a_slow_while_at_the_start_changes_no_cost(monkeypatch: pytest.MonkeyPatch) -> None:

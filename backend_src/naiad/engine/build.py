@@ -112,7 +112,7 @@ def make_drafter(config: EngineConfig, model_runner: ModelRunner, kv_cache: KVCa
 
 def _draft_policy(drafter: Drafter | None, model_runner: ModelRunner) -> SpeculationPolicy:
     # Without a drafter only drafts sent by clients would use the measurements: not worth a slower start.
-    step_cost = StepCost(_FLAT_COSTS) if drafter is None else StepCost(*model_runner.measure_step_costs())
+    step_cost = StepCost(_FLAT_COSTS) if drafter is None else model_runner.measure_step_costs().step_cost
     runner = model_runner.draft_runner
-    pass_cost = None if runner is None else StepCost(*runner.measure_step_costs())
+    pass_cost = None if runner is None else runner.measure_step_costs().step_cost
     return SpeculationPolicy(step_cost, pass_cost=pass_cost)

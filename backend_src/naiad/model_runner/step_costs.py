@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, NamedTuple
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Annotated
 
 from msgspec import Meta
 
@@ -11,6 +13,7 @@ from naiad.model_runner.lone_steps import LoneRow, lone_step
 from naiad.model_runner.token_budget import best_seconds, probed_blocks
 from naiad.outputs import StepBatch
 from naiad.sequence import SamplingParams
+from naiad.speculation.step_cost import StepCost
 
 _NUM_TOKENS = (1, 2, 4, 8, 16, 32, 64)
 _CONTEXT_TOKENS = 256
@@ -20,28 +23,46 @@ _NUM_DRAWN = 8
 # The cost of a longer context is measured for the numbers of tokens that a row with drafts may have.
 _WINDOWS = (1, 2, 4, 8, 16)
 _LONG_CONTEXT_TOKENS = 2048
+# Longer than any step takes, and short enough that sums and products of such times stay finite.
+_MAX_STEP_S = 3600.0
+
+_Tokens = Annotated[int, Meta(ge=1, le=_CONTEXT_TOKENS)]
+_Seconds = Annotated[float, Meta(ge=0, le=_MAX_STEP_S)]
 
 
-_Tokens = Annotated[int, Meta(ge=1)]
-_Seconds = Annotated[float, Meta(ge=0)]
-
-
-class MeasuredCosts(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class MeasuredCosts:
     """The costs of steps in which one sequence computes its last known token and drafts.
 
-    What is kept of an earlier start is checked by these types.
+    What is kept of an earlier start is checked by these types and by `__post_init__`.
 
     Attributes:
         seconds: (tokens, seconds) with a short context, fewest tokens first.
-        context: (tokens, seconds that each further token of context adds).
+        context: (tokens, seconds that each further token of context adds), fewest tokens first.
         num_context: number of tokens in the short context.
         drawn_s: additional seconds for each token that is drawn.
     """
 
-    seconds: Annotated[list[tuple[_Tokens, Annotated[float, Meta(gt=0)]]], Meta(min_length=1)]
+    seconds: Annotated[list[tuple[_Tokens, Annotated[float, Meta(gt=0, le=_MAX_STEP_S)]]], Meta(min_length=1)]
     context: list[tuple[_Tokens, _Seconds]]
-    num_context: int
+    num_context: _Tokens
     drawn_s: _Seconds
+
+    def __post_init__(self) -> None:
+        """Check the order.
+
+        Raises:
+            ValueError: a number of tokens is not greater than the one before it.
+        """
+        for name, costs in (("seconds", self.seconds), ("context", self.context)):
+            tokens = [num_tokens for num_tokens, _ in costs]
+            if any(one >= next_one for one, next_one in pairwise(tokens)):
+                raise ValueError(f"{name} has costs of {tokens} tokens: expected ascending numbers")
+
+    @property
+    def step_cost(self) -> StepCost:
+        """The function by which drafts are planned."""
+        return StepCost(self.seconds, self.context, self.num_context, self.drawn_s)
 
 
 def measure_step_costs(

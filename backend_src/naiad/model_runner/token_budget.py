@@ -30,6 +30,8 @@ _PROBE_TIME_S = 1.5
 class TokenBudget:
     """The token budget of a step. What is kept of an earlier start is checked by these types.
 
+    Their bounds are far from what a start measures, and near enough that arithmetic with it stays finite.
+
     Attributes:
         num_tokens: maximum number of tokens in a step without context.
         context_cost: the additional cost of a token for each token that it attends to; see
@@ -38,8 +40,8 @@ class TokenBudget:
     """
 
     num_tokens: Annotated[int, Meta(ge=1, le=MAX_BUDGET_TOKENS)]
-    context_cost: Annotated[float, Meta(ge=0)] = 0.0
-    decode_cost: Annotated[float, Meta(ge=0)] = 1.0
+    context_cost: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    decode_cost: Annotated[float, Meta(ge=1, le=MAX_BUDGET_TOKENS)] = 1.0
 
 
 CUDA_BUDGET = TokenBudget(2048)
