@@ -129,7 +129,8 @@ class StepBatch(msgspec.Struct, array_like=True):
 class TokenLogProbs(msgspec.Struct, array_like=True, frozen=True):
     """Natural log-probabilities at the position of one token, which is new or belongs to the prompt.
 
-    They are computed from the model's own logits, before penalties, biases, temperature and filters.
+    They are computed from the model's own logits, before penalties, biases, temperature and filters. For
+    beams they are what the search adds up; see `ModelOutput.candidates`.
 
     Attributes:
         log_prob: the token's log-probability.
@@ -159,8 +160,9 @@ class ModelOutput(msgspec.Struct):
             the prompt positions that the step computed, where requested.
         generation_logits: sequence_id → for each new id the model's own logits, little-endian float32
             `[vocab_size]`, where requested.
-        candidates: sequence_id → (id, log-probability) of the most probable tokens, best first, for
-            beams; the softmax is taken after all logits processors. Beams have no sampled id.
+        candidates: sequence_id → (id, log-probability) of the best tokens, best first, for beams. The
+            logits processors act on the log-probabilities, and nothing normalises these afterwards, so
+            they may be above 0. Beams have no sampled id.
     """
 
     sampled_token_ids: dict[int, list[int]]

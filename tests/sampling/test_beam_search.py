@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -142,46 +143,72 @@ def test_a_search_without_a_possible_token_ends_with_what_has_ended() -> None:
 def test_with_impossible_tokens_too(
     tiny_model: transformers.PreTrainedModel, width: int, allowed: list[int], bad_words: list[list[int]]
 ) -> None:
-    prompt, vocab_size = [5, 9, 17], tiny_model.config.vocab_size
-    rules = BeamRules(width, 6, (3,), 1.0)
-    expected = tiny_model.generate(
+    vocab_size = tiny_model.config.vocab_size
+    check_beams(
+        tiny_model,
+        BeamRules(width, 6, (3,), 1.0),
+        {"allowed_token_ids": tuple(allowed), "bad_words": tuple(map(tuple, bad_words))},
+        prefix_allowed_tokens_fn=lambda _batch, _ids: allowed or list(range(vocab_size)),
+        bad_words_ids=bad_words or None,
+    )
+
+
+def test_nothing_normalises_log_probabilities_after_biases_and_penalties(
+    tiny_model: transformers.PreTrainedModel,
+) -> None:
+    beams = check_beams(
+        tiny_model,
+        BeamRules(3, 6, (3,), 1.0),
+        {"logit_bias": ((7, 20.0), (9, 18.0)), "repetition_penalty": 1.5},
+        sequence_bias={(7,): 20.0, (9,): 18.0},
+        repetition_penalty=1.5,
+    )
+    assert min(beams[0].log_probs) > 0
+
+
+def check_beams(
+    model: transformers.PreTrainedModel, rules: BeamRules, params: dict[str, Any], **options: Any
+) -> list[Beam]:
+    """Search with the sampler's candidates; assert that texts and scores are those of `transformers`.
+
+    Args:
+        model: computes the logits.
+        rules: the rules of the search.
+        params: sampling parameters of the beams.
+        **options: the same for `generate`.
+    """
+    prompt = [5, 9, 17]
+    expected = model.generate(
         torch.tensor([prompt]),
         attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
-        prefix_allowed_tokens_fn=lambda _batch, _ids: allowed or list(range(vocab_size)),
         generation_config=transformers.GenerationConfig(
-            num_beams=width,
-            num_return_sequences=width,
+            num_beams=rules.width,
+            num_return_sequences=rules.width,
             max_new_tokens=rules.max_tokens,
-            bad_words_ids=bad_words or None,
             eos_token_id=list(rules.stop_token_ids),
             pad_token_id=1,
             do_sample=False,
             return_dict_in_generate=True,
             output_scores=True,
         ),
+        **options,
     )
     beams, is_over = BeamSearch(rules), False
     while not is_over:
         rows = [
-            make_row(
-                index,
-                prompt,
-                list(beam.token_ids),
-                num_candidates=rules.num_candidates,
-                allowed_token_ids=tuple(allowed),
-                bad_words=tuple(map(tuple, bad_words)),
-            )
+            make_row(index, prompt, list(beam.token_ids), num_candidates=rules.num_candidates, **params)
             for index, beam in enumerate(beams.running)
         ]
         with torch.inference_mode():
-            logits = tiny_model(torch.tensor([row.token_ids for row in rows])).logits[:, -1].float()
-            candidates = Sampler(vocab_size).sample(logits, rows).candidates
+            logits = model(torch.tensor([row.token_ids for row in rows])).logits[:, -1].float()
+            candidates = Sampler(model.config.vocab_size).sample(logits, rows).candidates
         is_over = beams.advance([candidates[row.sequence_id] for row in rows]) is None
     made = [list(beam.token_ids) for beam in beams.best()]
     wanted = [ids[len(prompt) :] for ids in expected.sequences.tolist()]
     assert [ids + [1] * (len(wanted[0]) - len(ids)) for ids in made] == wanted
     scores = [beam.score for beam in beams.best()]
     assert scores == pytest.approx(expected.sequences_scores.tolist(), abs=1e-4)
+    return beams.best()
 
 
 @pytest.fixture(scope="module")

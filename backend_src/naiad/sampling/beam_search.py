@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 Candidate = tuple[int, float]
-"""A token id and the natural logarithm of its probability, after all logits processors."""
+"""A token id and its log-probability as the logits processors left it: not normalised, maybe above 0."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """The sampler's output: tokens, beam candidates, and the logits and log-probabilities for clients.
 
-Clients get the model's own logits and their log-probabilities, both before any processor.
+Clients get the model's own logits and their log-probabilities, both before any processor; of beams they
+get the candidates' log-probabilities instead.
 """
 
 from __future__ import annotations
