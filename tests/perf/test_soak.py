@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import argparse
+import asyncio
 import random
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from perf.common import report
 from perf.server.processor_time import GATE, OPENAI
+from perf.server.soak import run
 from perf.server.soak.__main__ import main
-from perf.server.soak.judge import RELOAD, STUB, Disturbance, Judge, Trial
+from perf.server.soak.judge import DISTURBANCES, RELOAD, STUB, Disturbance, Judge, Trial
 from perf.server.soak.memory import (
     ENGINE,
     Lives,
@@ -22,7 +28,8 @@ from perf.server.soak.memory import (
     total_slope,
 )
 from perf.server.soak.pieces import Piece, read_piece
-from perf.server.soak.questions import Door, Heard, Question, draw_questions
+from perf.server.soak.questions import NO_END, Door, Heard, Question, bounded, draw_questions
+from perf.server.soak.run import Soak
 
 from naiad.errors import ConfigError
 
@@ -87,6 +94,42 @@ def test_a_disturbance_excuses_what_it_cuts_off(
     assert len(judge.faults) == (0 if is_excused else 1)
     for another_time in (Disturbance(kind, 1.0, 9.0), Disturbance(kind, 13.0, 20.0)):
         assert judged(one, another_time).num["failed"] == 1
+
+
+@pytest.mark.parametrize("kind", DISTURBANCES)
+@pytest.mark.parametrize("question", [TEXT, STREAM, CHAT])
+@pytest.mark.parametrize("has_deadline", [False, True])
+def test_nothing_excuses_a_request_that_never_ends(kind: str, question: Question, has_deadline: bool) -> None:
+    heard = asyncio.run(bounded(asyncio.sleep(60, Heard()), 0.0))
+    judge = judged(Trial(question, heard, 10.0, 12.0, has_deadline), Disturbance(kind, 11.0, 20.0))
+    assert judge.num == {"requests": 1, "ends lost": 1}
+    assert "no end after 0 s" in judge.faults[0]
+
+
+@pytest.mark.parametrize("error", ["the engine has stopped", "503: timeout in the queue"])
+def test_nothing_excuses_a_second_end(error: str) -> None:
+    heard = Heard(num_ends=2, error=error)
+    judge = judged(Trial(STREAM, heard, 10.0, 12.0, has_deadline=True), Disturbance(ENGINE, 11.0, 20.0))
+    assert judge.num == {"requests": 1, "ends lost": 1}
+    assert "2 ends" in judge.faults[0]
+
+
+def test_a_request_that_is_lost_while_a_server_recovers_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = iter([Heard(error=f"{NO_END} 120 s"), *[Heard(num_ends=1)] * len(Door)])
+
+    async def hear(*_: object) -> Heard:
+        return next(answers)
+
+    monkeypatch.setattr(run, "bounded", hear)
+    monkeypatch.setattr(run, "resolve_model", lambda _: None)
+    monkeypatch.setattr(run.ModelConfig, "from_directory", lambda _: SimpleNamespace(vocab_size=2000))
+    server: Any = None
+    soak = Soak(server, Path(), "", argparse.Namespace(seed=1, model="", questions=len(Door)))
+    soak._asker = Mock()
+    asyncio.run(soak._until_well(ENGINE))
+    assert next(answers, None) is None
+    assert len(soak.judge.faults) == 1
+    assert "no end after" in soak.judge.faults[0]
 
 
 def test_no_disturbance_excuses_a_wrong_token() -> None:
@@ -216,3 +259,15 @@ def test_earlier_reports_are_judged_together(
     path = str(tmp_path / report.write_report("soak", {}, list(piece.rows())))
     assert main(["--only-earlier", "--earlier", path, path]) == code
     assert f"{told} the limit" in capsys.readouterr().out
+
+
+def test_memory_that_was_not_observed_is_not_below_the_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(report, "RESULTS", tmp_path)
+    monkeypatch.setattr(report, "ROOT", tmp_path)
+    path = str(tmp_path / report.write_report("soak", {}, list(Piece(0.1, Counter(requests=7)).rows())))
+    assert main(["--only-earlier", "--earlier", path]) == 1
+    told = capsys.readouterr().out
+    assert "memory was not observed" in told
+    assert "below" not in told

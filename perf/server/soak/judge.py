@@ -10,7 +10,7 @@ from typing import Any
 
 from perf.server.processor_time import GATE, OPENAI
 from perf.server.soak.memory import ENGINE
-from perf.server.soak.questions import Heard, Question
+from perf.server.soak.questions import NO_END, Heard, Question
 
 RELOAD, STUB = "reload", "text"
 # In this order, again and again. The server is started anew when a stub has ended, and reloads soon after.
@@ -85,11 +85,12 @@ class Judge:
             self._tell(trial, f"expected {expected}")
         elif heard.has_left:
             self.num["left"] += 1
-        elif heard.error:
-            self._take_failed(trial)
-        elif heard.num_ends != 1:
+        elif heard.error.startswith(NO_END) or heard.num_ends > 1 or not (heard.error or heard.num_ends):
+            # No kill and no deadline excuses these: whatever is cut off ends with an error, once.
             self.num["ends lost"] += 1
             self._tell(trial, f"{heard.num_ends} ends")
+        elif heard.error:
+            self._take_failed(trial)
         else:
             self.num["late" if heard.answer != expected else "whole"] += 1
 

@@ -189,12 +189,12 @@ def _centred(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]
 
 
 def total_slope(slopes: Mapping[str, Slope]) -> Slope:
-    """The slope of all roles together."""
+    """The slope of all roles together; NaN if none was observed for long enough."""
     known = [each for each in slopes.values() if not math.isnan(each.mb_per_h)]
+    if not known:
+        return Slope(math.nan, math.nan, 0.0)
     error = math.sqrt(sum(each.error**2 for each in known))
-    return Slope(
-        sum(each.mb_per_h for each in known), error, max((each.hours for each in known), default=0.0)
-    )
+    return Slope(sum(each.mb_per_h for each in known), error, max(each.hours for each in known))
 
 
 def slope_rows(slopes: Mapping[str, Slope]) -> list[dict[str, Any]]:

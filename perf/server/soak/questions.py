@@ -41,6 +41,8 @@ _SCHEMA = {
     "additionalProperties": False,
 }
 _REGEX = "[a-z]{3,8}( [a-z]{2,9}){1,5}"
+# How the error of a request begins that has not ended in time.
+NO_END = "no end after"
 
 
 class Door(enum.Enum):
@@ -335,4 +337,4 @@ async def bounded(asking: Awaitable[Heard], limit_s: float) -> Heard:
     try:
         return await asyncio.wait_for(asking, limit_s)
     except asyncio.TimeoutError:
-        return Heard(error=f"no end after {limit_s:g} s")
+        return Heard(error=f"{NO_END} {limit_s:g} s")

@@ -24,7 +24,7 @@ from perf.server.soak.memory import (
     samples_of,
     shared_memory_mb,
 )
-from perf.server.soak.questions import Asker, Door, Question, bounded, draw_questions
+from perf.server.soak.questions import NO_END, Asker, Door, Question, bounded, draw_questions
 from tritonclient.grpc import service_pb2
 
 from naiad.cli.checkpoints.fetch import resolve_model
@@ -188,6 +188,8 @@ class Soak:
         for door in Door:
             question = next(each for each in self._questions if each.door is door)
             while (heard := await bounded(self._asker.ask(question), _END_S)).error:
+                if heard.error.startswith(NO_END):
+                    self.judge.tell(f"{kind}: a request by {door.name} was lost: {heard.error}")
                 if self.now_s > end_s:
                     raise InternalError(
                         f"{kind}: {door.name} does not answer after {_WELL_S:g} s: {heard.error}"
