@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import math
 import re
 import shutil
 import sys
@@ -139,8 +140,15 @@ def _compared(
     row |= {"prompt token ms": round(1e3 * spec.prompt_token_s, 3)}
     for name, value in seen.items():
         row |= {f"{name}, seen": round(value, 3), f"{name}, predicted": round(said[name], 3)}
-        row[f"{name}, ratio"] = round(said[name] / value, 3) if value else 1.0
+        row[f"{name}, ratio"] = round(ratio(said[name], value), 3)
     return row
+
+
+def ratio(predicted: float, seen: float) -> float:
+    """How often what was predicted contains what was seen: 1 if both are 0, and infinite if only this is."""
+    if seen:
+        return predicted / seen
+    return math.inf if predicted else 1.0
 
 
 def _router(policy: str, servers: Sequence[Served], spec: ReplicaSpec, args: argparse.Namespace) -> Router:

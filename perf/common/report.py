@@ -91,8 +91,8 @@ def plot_path(name: str) -> Path:
 
 
 def _figure(value: Any) -> Any:
-    """Replace NaN by None, because JSON has no NaN."""
-    return None if isinstance(value, float) and math.isnan(value) else value
+    """Replace NaN and infinity by None, because JSON has neither."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _commit() -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import json
+import math
 import random
 import sys
 from array import array
@@ -14,10 +16,12 @@ import msgspec
 import pytest
 from perf.cluster import simulate
 from perf.cluster.arrivals import Lengths, Request, dense_requests, with_other_tokens
+from perf.cluster.check import ratio
 from perf.cluster.replica_spec import ReplicaSpec, read_spec
 from perf.cluster.routers import POLICIES, CacheAware, PrefixHash, Router
 from perf.cluster.served_costs import mean_costs, prompt_costs, step_s
 from perf.cluster.simulation import End, Failure, Simulation
+from perf.common import report
 from perf.common.plots import Panel
 from perf.common.report import ROOT
 from perf.server.traces import TraceRequest
@@ -248,3 +252,18 @@ def test_the_mean_of_two_measurements_is_half_way() -> None:
     mean = mean_costs(SPEC, slower)
     assert mean.decode == (pytest.approx((1, 0.015)), pytest.approx((4, 0.017)))
     assert (mean.prompt_token_s, mean.num_blocks) == (pytest.approx(0.002), SPEC.num_blocks)
+
+
+@pytest.mark.parametrize(
+    ("predicted", "seen", "expected"),
+    [(3.0, 2.0, 1.5), (0.0, 2.0, 0.0), (0.0, 0.0, 1.0), (3.0, 0.0, math.inf)],
+)
+def test_a_prediction_of_what_never_happens_is_infinitely_far_off(
+    predicted: float, seen: float, expected: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert ratio(predicted, seen) == expected
+    monkeypatch.setattr(report, "RESULTS", tmp_path)
+    monkeypatch.setattr(report, "ROOT", tmp_path)
+    path = tmp_path / report.write_report("cluster-check", {}, [{"ratio": expected}])
+    (row,) = json.loads(path.read_text())["results"]
+    assert row == {"ratio": expected if math.isfinite(expected) else None}
