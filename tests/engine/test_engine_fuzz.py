@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from collections import Counter
 from dataclasses import dataclass
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from helpers.accounts import ExpectedAccounts
-from helpers.engine_drive import EngineDrive, GuessingDrafter, solo_beams, solo_tokens
+from helpers.engine_drive import EngineDrive, GuessingDrafter, solo_search, solo_tokens
 from helpers.fake_draft_runner import FakeDraftRunner
 from helpers.fake_runner import FakeRunner
 from helpers.snapshots import check_snapshot
 from naiad.config.engine_config import SCHEDULING_POLICIES
-from naiad.engine.beam_groups import beam_rules
+from naiad.engine import Engine
+from naiad.engine.beam_groups import BeamGroups, beam_rules
+from naiad.errors import InternalError
 from naiad.kv_cache.kv_cache_manager import KVCacheManager
 from naiad.kv_cache.kv_group import KVGroupSpec
 from naiad.kv_cache.prefix_cache import PrefixCache, sha256
+from naiad.outputs import RequestOutput
 from naiad.sampling.beam_search import Beam
 from naiad.scheduler.policies import make_policy
 from naiad.sequence import BeamParams, EngineRequest, FinishReason, KVRetention, SamplingParams
@@ -33,10 +38,20 @@ _WINDOWS: tuple[tuple[int | None, ...], ...] = ((None, 3), (None, 1, 6), (None, 
 
 @dataclass(frozen=True)
 class _Asked:
+    """A sequence.
+
+    Attributes:
+        ids: those that end with it: its own, or all of a beam search.
+        deadline_s: when it times out.
+        states: the best beams of a search before each of its steps and at its end; no search: none.
+    """
+
     prompt: list[int]
     params: SamplingParams
-    expected_beam: Beam | None = None
-    is_first: bool = True
+    ids: tuple[int, ...]
+    deadline_s: float
+    states: list[list[Beam]]
+    is_first: bool
 
 
 class _Fuzz:
@@ -67,7 +82,8 @@ class _Fuzz:
         )
         self.prefixes = [[self.rng.randrange(50) for _ in range(12)] for _ in range(3)]
         self.asked: dict[int, _Asked] = {}
-        self.num_searches = self.num_described = 0
+        self.aborted: set[int] = set()
+        self.num_searches = self.num_described = self.num_early = 0
         self.accounts = ExpectedAccounts(self.drive)
 
     def _make_drafter(self, kv_cache: KVCacheManager, target: FakeRunner) -> Drafter | None:
@@ -94,7 +110,7 @@ class _Fuzz:
             if roll < 0.25:
                 self._add()
             elif roll < 0.30 and self.asked:
-                self.drive.abort(self.rng.choice(list(self.asked)))
+                self._abort(self.rng.choice(list(self.asked)))
             elif roll < 0.31 and self.asked:
                 self.drive.runner.failing.add(self.rng.choice(list(self.asked)))
             else:
@@ -106,6 +122,11 @@ class _Fuzz:
             self.accounts.pass_time(0.1)
             self.drive.step()
         check_snapshot(self.drive)
+
+    def _abort(self, sequence_id: int) -> None:
+        if sequence_id not in self.drive.finals:
+            self.aborted.add(sequence_id)
+        self.drive.abort(sequence_id)
 
     def _add(self) -> None:
         # If all groups have windows, a sequence may have any length.
@@ -124,7 +145,8 @@ class _Fuzz:
         sequence_id = len(self.asked)
         sibling_ids = tuple(range(sequence_id + 1, sequence_id + self.rng.choice((1, 1, 1, 2, 4))))
         beam = self._beam(prompt, params, 1 + len(sibling_ids))
-        expected: list[Beam | None] = [None] * (1 + len(sibling_ids))
+        ids = (sequence_id, *sibling_ids)
+        states: list[list[Beam]] = []
         if beam is not None:
             request = EngineRequest(
                 sequence_id=sequence_id,
@@ -133,14 +155,17 @@ class _Fuzz:
                 sibling_ids=sibling_ids,
                 beam=beam,
             )
-            expected = list(solo_beams(prompt, beam_rules(request)))
-        for each, wanted in zip((sequence_id, *sibling_ids), expected, strict=True):
-            self.asked[each] = _Asked(prompt, params, wanted, each == sequence_id)
+            states = solo_search(prompt, beam_rules(request))
+        timeout_s = self.rng.uniform(0.0, 5.0) if self.rng.random() < 0.2 else None
+        deadline_s = math.inf if timeout_s is None else self.drive.now + timeout_s
+        for each in ids:
+            of_end = ids if states else (each,)
+            self.asked[each] = _Asked(prompt, params, of_end, deadline_s, states, each == sequence_id)
         self.drive.add(
             sequence_id,
             prompt,
             params,
-            timeout_s=self.rng.uniform(0.0, 5.0) if self.rng.random() < 0.2 else None,
+            timeout_s=timeout_s,
             cache_salt=self.rng.choice(("", "", "a", "b")),
             sibling_ids=sibling_ids,
             beam=beam,
@@ -182,26 +207,49 @@ class _Fuzz:
         if isinstance(self.drafter, GuessingDrafter):
             assert not self.drafter.live
         for sequence_id, asked in self.asked.items():
+            self._check_early_end(sequence_id, asked)
             self._check_tokens(sequence_id, asked)
             self._check_prompt(sequence_id, asked)
 
     def _check_prompt(self, sequence_id: int, asked: _Asked) -> None:
         found = self.drive.prompt_log_probs.get(sequence_id)
         has_ended = self.drive.reason(sequence_id) in (FinishReason.STOP, FinishReason.LENGTH)
-        is_asked = asked.params.num_prompt_log_probs >= 0 and asked.is_first and asked.expected_beam is None
+        is_asked = asked.params.num_prompt_log_probs >= 0 and asked.is_first and not asked.states
         if is_asked and len(asked.prompt) > 1 and (found or has_ended):
             assert found == list(enumerate(asked.prompt))[1:]
             self.num_described += 1
         else:
             assert found is None
 
+    def _check_early_end(self, sequence_id: int, asked: _Asked) -> None:
+        """A sequence ends early only for a reason that somebody gave."""
+        reason, ids = self.drive.reason(sequence_id), set(asked.ids)
+        if reason is FinishReason.CANCELLED:
+            assert ids & self.aborted, "nobody has aborted it"
+        elif reason is FinishReason.ERROR:
+            assert ids & self.drive.runner.failing, "no row of it has failed"
+        elif reason is FinishReason.TIMEOUT:
+            assert self.drive.ended_s[sequence_id] >= asked.deadline_s, "its deadline has not passed"
+        self.num_early += reason not in (FinishReason.STOP, FinishReason.LENGTH)
+
+    def _check_beams(self, asked: _Asked) -> None:
+        found = [self.drive.tokens[each] for each in asked.ids]
+        states = [
+            [list(beam.token_ids[: len(beam.token_ids) - beam.is_stopped]) for beam in state]
+            for state in asked.states
+        ]
+        reason = self.drive.reason(asked.ids[0])
+        if reason is FinishReason.ERROR:
+            states = [[]]
+        elif reason in (FinishReason.STOP, FinishReason.LENGTH):
+            states = states[-1:]
+        assert found in [state + [[]] * (len(found) - len(state)) for state in states], "other beams"
+
     def _check_tokens(self, sequence_id: int, asked: _Asked) -> None:
-        tokens, reason = self.drive.tokens[sequence_id], self.drive.reason(sequence_id)
-        if asked.expected_beam is not None:
-            if reason in (FinishReason.STOP, FinishReason.LENGTH):
-                beam = asked.expected_beam
-                assert tokens == list(beam.token_ids[: len(beam.token_ids) - beam.is_stopped])
+        if asked.states:
+            self._check_beams(asked)
             return
+        tokens, reason = self.drive.tokens[sequence_id], self.drive.reason(sequence_id)
         room = self.drive.engine.max_model_len - len(asked.prompt)
         most = min(asked.params.max_tokens, room)
         expected = solo_tokens(asked.prompt, most)
@@ -232,6 +280,7 @@ def _fuzz(seeds: range, num_operations: int, overlaps: bool, has_windows: bool =
         totals["forks"] += fuzz.drive.runner.num_copied_blocks
         totals["searches"] += fuzz.num_searches
         totals["described prompts"] += fuzz.num_described
+        totals["early ends"] += fuzz.num_early
         totals["drafts"] += stats.total_drafts
         totals["accepted"] += sum(stats.total_accepted_tokens_at)
         if overlaps:
@@ -253,6 +302,54 @@ def test_random_operations_with_windows(num_seeds: int, fewest: int, overlaps: b
     """As with Gemma: groups with windows, with or without a group with full attention."""
     totals = _fuzz(range(num_seeds), 150, overlaps, has_windows=True)
     assert min(totals.values()) > fewest, totals
+
+
+def _end_one(engine: Engine, reason: FinishReason) -> list[RequestOutput]:
+    """End a sequence for which nobody has given a reason."""
+    sequence = engine._scheduler.running[0]
+    if sequence.sequence_id in engine._beams:
+        if reason is FinishReason.ERROR:
+            return engine._beams.fail(sequence.sequence_id, InternalError("of nothing"))
+        return engine._beams.end(sequence.sequence_id, reason)
+    live = engine._live[sequence.sequence_id]
+    is_error = reason is FinishReason.ERROR
+    return [engine._fail(live, InternalError("of nothing")) if is_error else engine._finish(live, reason)]
+
+
+@pytest.mark.parametrize(
+    ("reason", "problem"),
+    [
+        (FinishReason.CANCELLED, "nobody has aborted it"),
+        (FinishReason.TIMEOUT, "its deadline has not passed"),
+        (FinishReason.ERROR, "no row of it has failed"),
+    ],
+)
+def test_an_end_for_no_reason_is_found(
+    monkeypatch: pytest.MonkeyPatch, reason: FinishReason, problem: str
+) -> None:
+    """The engine ends a running sequence now and then."""
+    step, num_steps = Engine.step, itertools.count(1)
+
+    def step_and_end(self: Engine) -> list[RequestOutput]:
+        outputs = step(self)
+        is_due = next(num_steps) % 40 == 0 and self._scheduler.running
+        return outputs + (_end_one(self, reason) if is_due else [])
+
+    monkeypatch.setattr(Engine, "step", step_and_end)
+    with pytest.raises(AssertionError, match=problem):
+        _fuzz(range(20), 150, overlaps=False)
+
+
+def test_a_search_that_ends_early_with_other_beams_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    end = BeamGroups.end
+
+    def end_wrongly(self: BeamGroups, sequence_id: int, reason: FinishReason) -> list[RequestOutput]:
+        first, *others = end(self, sequence_id, reason)
+        return [msgspec.structs.replace(first, token_ids=[*first.token_ids, 7]), *others]
+
+    monkeypatch.setattr(BeamGroups, "end", end_wrongly)
+    with pytest.raises(AssertionError, match="other beams"):
+        _fuzz(range(20), 150, overlaps=False)
 
 
 @settings(

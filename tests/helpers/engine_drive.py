@@ -64,6 +64,7 @@ class EngineDrive:
         now: the engine's time in seconds.
         tokens: sequence id → ids sent so far.
         finals: sequence id → its last output.
+        ended_s: sequence id → when it came.
         prompt_log_probs: sequence id → (position, id) of each prompt token that is described.
     """
 
@@ -84,6 +85,7 @@ class EngineDrive:
         self.now = 0.0
         self.tokens: dict[int, list[int]] = {}
         self.finals: dict[int, RequestOutput] = {}
+        self.ended_s: dict[int, float] = {}
         self.prompt_log_probs: dict[int, list[tuple[int, int]]] = {}
         self.runner = FakeRunner(num_blocks, block_size)
         max_step_tokens = max(budget, max_num_seqs)
@@ -174,6 +176,7 @@ class EngineDrive:
             ]
         if output.finish_reason is not None:
             self.finals[output.sequence_id] = output
+            self.ended_s[output.sequence_id] = self.now
 
 
 def solo_tokens(prompt: list[int], num_tokens: int) -> list[int]:
@@ -186,12 +189,19 @@ def solo_tokens(prompt: list[int], num_tokens: int) -> list[int]:
 
 def solo_beams(prompt: list[int], rules: BeamRules) -> list[Beam]:
     """The beams of a search after `prompt`, computed without an engine."""
+    return solo_search(prompt, rules)[-1]
+
+
+def solo_search(prompt: list[int], rules: BeamRules) -> list[list[Beam]]:
+    """The best beams so far before each step of a search after `prompt`, and at last those of its end."""
     search = BeamSearch(rules)
+    states = []
     is_over = False
     while not is_over:
+        states.append(search.best_so_far())
         rows = [next_candidates([*prompt, *beam.token_ids], rules.num_candidates) for beam in search.running]
         is_over = search.advance(rows) is None
-    return search.best()
+    return [*states, search.best()]
 
 
 class GuessingDrafter(TextDrafter):
