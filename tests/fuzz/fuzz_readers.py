@@ -17,6 +17,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 import zipfile
 from hashlib import sha256
@@ -96,8 +97,10 @@ def _fuzz(name: str, args: argparse.Namespace) -> dict[str, Any]:
 
 def _run(command: list[str], log: Path) -> tuple[int, str]:
     """Run a command; return its code, and the end of what it wrote."""
-    with log.open("wb") as file:
-        done = subprocess.run(command, stdout=file, stderr=file, check=False)
+    with log.open("wb") as file, tempfile.TemporaryDirectory(prefix="naiad-fuzz-") as scratch:
+        # libFuzzer ends the process without its exit handlers.
+        environment = {**os.environ, "TMPDIR": scratch}
+        done = subprocess.run(command, stdout=file, stderr=file, env=environment, check=False)
     return done.returncode, log.read_text(errors="replace")[-20_000:]
 
 

@@ -6,10 +6,13 @@ whatever else happens: another exception, or a result that depends on how the by
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import http.client
 import io
+import itertools
 import json
+import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -102,7 +105,10 @@ class ByteReader:
 
 @cache
 def _folder() -> Path:
-    return Path(tempfile.mkdtemp(prefix="naiad-bytes-"))
+    """A folder that goes with the process."""
+    folder = Path(tempfile.mkdtemp(prefix="naiad-bytes-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 def _written(name: str, data: bytes) -> Path:
@@ -277,15 +283,35 @@ def _gate_request_seeds() -> list[bytes]:
 
 
 def _read_gate_json(data: bytes) -> None:
-    """What is sent on passes again, and means the same."""
-    with contextlib.suppress(RefusedError):
+    """What is sent on passes again as it is, and means the same."""
+    _check_written_json(data)
+    for length in (None, data.rfind(b"}") + 1):
+        _check_written_inference(data, length)
+
+
+def _check_written_json(data: bytes) -> None:
+    try:
         written = checked_json(data, _LIMITS)
-        assert checked_json(written, _LIMITS) == written
-    place = data.rfind(b"}") + 1
-    for length in (None, place):
-        with contextlib.suppress(RefusedError):
-            written, json_length = checked_inference(data, length, _LIMITS)
-            assert checked_inference(written, json_length, _LIMITS) == (written, json_length)
+    except RefusedError:
+        return
+    assert checked_json(written, _LIMITS) == written
+    assert _meaning(written) == _meaning(data)
+
+
+def _check_written_inference(data: bytes, length: int | None) -> None:
+    try:
+        written, json_length = checked_inference(data, length, _LIMITS)
+    except RefusedError:
+        return
+    assert checked_inference(written, json_length, _LIMITS) == (written, json_length)
+    assert _meaning(written[:json_length]) == _meaning(data[:length])
+    if length is not None:
+        assert written[json_length:] == data[length:]
+
+
+def _meaning(text: bytes) -> str:
+    """What Python's own reader makes of JSON, in one form that tells 1, 1.0 and true apart."""
+    return json.dumps(json.loads(text.decode()))
 
 
 def _gate_json_seeds() -> list[bytes]:
@@ -357,10 +383,16 @@ def _http2_seeds() -> list[bytes]:
 
 
 def _read_word_list(data: bytes) -> None:
+    """What is packed again is read the same, and each word is the ids up to its end."""
     packed = np.frombuffer(data[: len(data) // 8 * 8], np.int32).reshape(2, -1)
-    with contextlib.suppress(InvalidRequestError):
+    try:
         words = unpack_word_list(packed)
-        assert unpack_word_list(pack_word_list(words)) == words
+    except InvalidRequestError:
+        return
+    assert unpack_word_list(pack_word_list(words)) == words
+    ends = [each for each in packed[1].tolist() if each != -1]
+    assert list(itertools.accumulate(map(len, words))) == ends
+    assert list(itertools.chain(*words)) == packed[0, : ends[-1] if ends else 0].tolist()
 
 
 def _word_list_seeds() -> list[bytes]:
