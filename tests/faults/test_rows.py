@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
@@ -14,6 +15,19 @@ NUMBERS = range(1, 61)
 
 def test_every_fault_has_a_row() -> None:
     assert sorted(fault_rows()) == list(NUMBERS)
+
+
+def test_every_file_that_a_row_names_is_among_its_tests() -> None:
+    rows, num_named = fault_rows(), 0
+    for line in PAGE.read_text(encoding="utf-8").splitlines():
+        if row := re.match(r"\| (\d+) \|", line):
+            named = re.findall(r"`([^`]*test_\w+\.py)`", line)
+            found = [path.relative_to(ROOT).as_posix() for path in rows[int(row[1])]]
+            assert len(found) == len(named), f"row {row[1]} names {named}, but its tests are {found}"
+            for name, path in zip(named, found, strict=True):
+                assert f"/{path}".endswith(f"/{name}"), f"row {row[1]}: no file {name}"
+            num_named += len(named)
+    assert num_named >= len(NUMBERS)
 
 
 @pytest.mark.parametrize("number", NUMBERS)

@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "reliability.md"
 _ROW = re.compile(r"^\| (\d+) \|.*\|([^|]*)\|$", re.MULTILINE)
-_FILE = re.compile(r"`(?:tests/[\w/]*/)?(test_\w+\.py)`")
+_FILE = re.compile(r"`(?:tests/(?:\w+/)*)?(test_\w+\.py)`")
 _FUNCTION = re.compile(r"`(test_\w+)`")
 
 
