@@ -112,7 +112,7 @@ class Run:
             waited; and all slots in that time; in seconds.
         used_kv_s, reserved_kv_s: tokens in the KV cache, and tokens that there was room reserved for; each
             times seconds.
-        occupancy: ends of steps, and how many requests were computed in each.
+        occupancy: ends of steps and of pauses, and how many requests were computed until then.
     """
 
     first_token_s: dict[int, float] = field(default_factory=dict)
@@ -123,6 +123,12 @@ class Run:
     used_kv_s: float = 0.0
     reserved_kv_s: float = 0.0
     occupancy: list[tuple[float, int]] = field(default_factory=list)
+
+    def rest(self, until_s: float) -> None:
+        """Note that nothing has been computed since the last step."""
+        if self.occupancy and self.occupancy[-1][1] == 0:
+            self.occupancy.pop()
+        self.occupancy.append((until_s, 0))
 
     def figures(self, way: Way) -> dict[str, Any]:
         """The row of the table."""
@@ -182,6 +188,7 @@ class Server:
             if not self._engine.has_work:
                 self._sleep(_IDLE_S)
                 last_s = self._clock()
+                run.rest(last_s - begin_s)
                 continue
             outputs = self._engine.step()
             ended_s = self._clock()

@@ -92,6 +92,13 @@ def test_a_plot_shows_means_over_windows_of_time() -> None:
     assert means == [2.0, 1.5, 2.0]
 
 
+def test_while_nothing_is_computed_the_plot_shows_nothing() -> None:
+    # The second request comes after seven seconds.
+    _, run = served(WAYS[2], 2, 1, due_s=7.0)
+    assert run.occupancy == [(1.0, 1), (2.0, 1), (7.0, 0), (8.0, 1)]
+    assert mean_over(run.occupancy, window_s=1.0)[1] == [1, 1, 0, 0, 0, 0, 0, 1]
+
+
 def test_a_plot_shows_some_of_many_waits() -> None:
     times, shares = shares_below([float(each) for each in range(1001)], num_points=5)
     assert times == [0.0, 250.0, 500.0, 750.0, 1000.0]
