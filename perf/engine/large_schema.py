@@ -5,7 +5,8 @@
 A stream without a grammar runs all the time. Beside it, in one kind of turn, a request for sixteen texts
 without a grammar runs; in the other kind its texts follow a schema, new in each turn, of one object with so
 many properties that may be left out, which is what costs a step most. The times between two tokens of the
-stream are compared between neighbouring turns.
+stream are compared between neighbouring turns, from the moment when the texts were asked for to the last
+one's end.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -48,6 +50,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="naiad-schema-") as folder:
         bench = _Bench(model_dir, Path(folder) / "llm.engine")
         try:
+            bench.turn(_schema(args.properties, args.turns))  # warms up
             pairs = [(bench.turn(None), bench.turn(_schema(args.properties, n))) for n in range(args.turns)]
         finally:
             bench.close()
@@ -65,7 +68,7 @@ def main() -> int:
 
 
 class _Turn(NamedTuple):
-    """The stream's gaps in seconds, and the errors of the texts beside it."""
+    """The stream's gaps in seconds while texts ran beside it, and their errors."""
 
     gaps: list[float]
     errors: list[str]
@@ -80,6 +83,7 @@ class _Bench:
         self._times: list[float] = []
         self._left: set[int] = set()
         self._errors: list[str] = []
+        self._end_s = 0.0
         self._next_id = 1
         config = EngineConfig(model_dir=str(model_dir), drafter="none")
         self._client = EngineClient(config, socket_path, self._on_outputs, lambda: None)
@@ -94,11 +98,12 @@ class _Bench:
         self._submit("Tell a story.", SamplingParams(max_tokens=_STREAM_TOKENS), 1, is_stream=True)
         grammar = None if schema is None else GrammarSpec(kind=GrammarKind.JSON_SCHEMA, source=schema)
         time.sleep(0.5)
+        begin_s = time.perf_counter()
         self._submit("Describe it.", SamplingParams(max_tokens=_NUM_TOKENS, grammar=grammar), _NUM_TEXTS)
         with self._changed:
             if not self._changed.wait_for(lambda: not self._left, _END_S):
                 raise SystemExit(f"the texts did not end within {_END_S:g} s")
-            gaps = [after - before for before, after in pairwise(self._times)]
+            gaps = gaps_between(self._times, begin_s, self._end_s)
             errors = self._errors
         self._client.abort([self._stream_id])
         return _Turn(gaps, errors)
@@ -124,8 +129,15 @@ class _Bench:
                     self._times.append(time.perf_counter())
                 elif output.finish_reason is not None:
                     self._left.discard(output.sequence_id)
+                    self._end_s = time.perf_counter()
                     self._errors += [output.error_message] if output.error_message else []
             self._changed.notify_all()
+
+
+def gaps_between(times: Sequence[float], begin_s: float, end_s: float) -> list[float]:
+    """The gaps between neighbouring times that have a part between two moments."""
+    pairs = pairwise(times)
+    return [after - before for before, after in pairs if after > begin_s and before < end_s]
 
 
 def _row(free: _Turn, bound: _Turn) -> Row:
