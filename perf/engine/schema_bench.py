@@ -13,6 +13,7 @@ itself must be valid, or the run fails.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import importlib.util
 import json
@@ -20,6 +21,7 @@ import multiprocessing
 import random
 import re
 import resource
+import signal
 import sys
 import time
 from collections import Counter, defaultdict
@@ -52,6 +54,8 @@ _PROMPT = "<|im_start|>user\nWrite an example as JSON.<|im_end|>\n<|im_start|>as
 _MOST_TOKENS = 512
 _MOST_MASKS = 256
 _RANDOM_TOKENS = 32
+# How a process ends that has used up its processor time.
+_AT_LIMIT = (-signal.SIGXCPU, -signal.SIGKILL)
 _NUMBER = re.compile(r"[_-]*\d+$")
 # How a refusal of this begins, from `naiad.grammar.json_schema`.
 _UNKNOWN_KEYWORD = "unknown keyword"
@@ -75,6 +79,7 @@ class Figures:
 
     num_compiled: int = 0
     num_without_end: int = 0
+    num_crashed: int = 0
     refusals: Counter[str] = field(default_factory=Counter)
     first_s: list[float] = field(default_factory=list)
     mask_s: list[float] = field(default_factory=list)
@@ -85,6 +90,7 @@ class Figures:
         """Take in what it has done with more schemas."""
         self.num_compiled += other.num_compiled
         self.num_without_end += other.num_without_end
+        self.num_crashed += other.num_crashed
         self.refusals += other.refusals
         self.first_s += other.first_s
         self.mask_s += other.mask_s
@@ -103,6 +109,7 @@ class Figures:
                 count for reason, count in self.refusals.items() if _UNKNOWN_KEYWORD in reason
             ),
             "past the limit": self.num_without_end,
+            "crashed": self.num_crashed,
             "first mask p50 ms": round(1e3 * percentile(first, 50), 2),
             "p99 ms": round(1e3 * percentile(first, 99), 2),
             "mask p50 us": round(1e6 * percentile(masks, 50), 1),
@@ -209,13 +216,15 @@ def _measured_apart(library: Library, case: Case, tokenizer: Tokenizer, limit_s:
     child = context.Process(target=measure_in_child, args=(writer,))
     child.start()
     writer.close()
-    try:
-        figures: Figures = reader.recv()
-    except EOFError:
-        figures = Figures(num_without_end=1)
+    figures: Figures | None = None
+    with contextlib.suppress(EOFError):
+        figures = reader.recv()
     child.join()
     reader.close()
-    return figures
+    if figures is not None:
+        return figures
+    is_at_limit = child.exitcode in _AT_LIMIT
+    return Figures(num_without_end=int(is_at_limit), num_crashed=int(not is_at_limit))
 
 
 def _measured(library: Library, case: Case, tokenizer: Tokenizer) -> Figures:
