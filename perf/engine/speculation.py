@@ -191,24 +191,25 @@ def _compare(
     """Decode speeds of both, their ratio, and the drafts' acceptance; None: the tokens differ."""
     before = drafting.stats()
     seconds: dict[str, list[float]] = {"plain": [], "drafting": []}
-    num_tokens = {"plain": 0, "drafting": 0}
+    num_timed = {"plain": 0, "drafting": 0}
+    num_drafting = 0
     num_same = 0
     groups = [[prompt] for prompt in prompts] if batch == 1 else [(prompts * batch)[:batch]]
     for _ in range(args.repeats):
         for group in groups:
             made = {}
             for name, engine in (("plain", plain), ("drafting", drafting)):
-                made[name], decode_s = _generate(engine, group, args.output_tokens)
+                made[name], num_later, decode_s = _generate(engine, group, args.output_tokens)
+                num_timed[name] += num_later
                 seconds[name].append(decode_s)
             num_same += sum(a == b for a, b in zip(made["plain"], made["drafting"], strict=True))
-            for name, tokens in made.items():
-                num_tokens[name] += sum(map(len, tokens))
+            num_drafting += sum(map(len, made["drafting"]))
     num_texts = args.repeats * sum(map(len, groups))
     if num_same < num_texts and (args.dtype == "float32" or _is_native(plain)):
         return None
-    speed = {name: num_tokens[name] / sum(seconds[name]) for name in seconds}
+    speed = {name: num_timed[name] / sum(seconds[name]) for name in seconds}
     ratios = [a / b for a, b in zip(seconds["plain"], seconds["drafting"], strict=True)]
-    num_later_tokens = num_tokens["drafting"] - len(ratios) * len(groups[0])
+    num_later_tokens = num_drafting - len(ratios) * len(groups[0])
     return {
         "same_texts": f"{num_same} of {num_texts}",
         "plain_tokens_per_s": round(speed["plain"], 1),
@@ -256,8 +257,10 @@ def _predicted(row: dict[str, Any], step_cost: StepCost) -> float:
     return float((1 + share * (made - 1)) / (1 + share * (window_s / plain_s - 1)))
 
 
-def _generate(engine: Engine, prompts: list[list[int]], num_tokens: int) -> tuple[list[list[int]], float]:
-    """Return the tokens, and the seconds from the moment when every prompt has its first token.
+def _generate(
+    engine: Engine, prompts: list[list[int]], num_tokens: int
+) -> tuple[list[list[int]], int, float]:
+    """Return the tokens, and how many came in how many seconds once every prompt had its first token.
 
     Every request is a tenant of its own, so that no drafter has seen the same answer before.
     """
@@ -269,13 +272,13 @@ def _generate(engine: Engine, prompts: list[list[int]], num_tokens: int) -> tupl
         )
         engine.add_request(request)
     made: list[list[int]] = [[] for _ in prompts]
-    start_s = 0.0
+    start_s, num_before = 0.0, 0
     while engine.has_work:
         for output in engine.step():
             made[output.sequence_id] += output.token_ids
         if not start_s and all(made):
-            start_s = time.perf_counter()
-    return made, time.perf_counter() - start_s
+            start_s, num_before = time.perf_counter(), sum(map(len, made))
+    return made, sum(map(len, made)) - num_before, time.perf_counter() - start_s
 
 
 def _plot(rows: list[dict[str, Any]]) -> str:
