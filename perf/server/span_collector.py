@@ -12,6 +12,9 @@ from typing import Any
 
 from naiad.tracing.exporter import Collector, SpanExporter
 
+# The service of the spans that Triton makes itself.
+TRITONS_OWN = "naiad-triton"
+
 
 @dataclass(frozen=True)
 class Received:
@@ -31,6 +34,11 @@ class Received:
     attributes: dict[str, Any]
     resource: dict[str, Any]
     error: str
+
+    @property
+    def is_tritons_own(self) -> bool:
+        """Whether Triton made it, not Naiad."""
+        return bool(self.resource["service.name"] == TRITONS_OWN)
 
     @property
     def seconds(self) -> float:

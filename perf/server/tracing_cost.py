@@ -169,14 +169,21 @@ def _own_us(num_tokens: int) -> float:
     return 1e6 * best_s / _OWN_REQUESTS / num_tokens
 
 
-def _check(collector: SpanCollector, args: argparse.Namespace) -> None:
-    """See that the spans of every request have come.
+def _check(collector: SpanCollector, args: argparse.Namespace, timeout_s: float = 60.0) -> None:
+    """See that the spans of every request have come, those of warming up included.
 
     Raises:
         AssertionError: some have not.
     """
-    num_requests = args.turns * args.rounds * args.concurrency * len(args.through)
-    collector.wait_for(num_requests * _SPANS_PER_REQUEST)
+    num_requests = (1 + args.turns * args.rounds) * args.concurrency * len(args.through)
+    expected = num_requests * _SPANS_PER_REQUEST
+
+    def num_come() -> int:
+        return sum(not each.is_tritons_own for each in collector.spans())
+
+    with collector.changed:
+        collector.changed.wait_for(lambda: num_come() >= expected, timeout_s)
+    assert num_come() >= expected, f"{num_come()} spans came: expected {expected}"
 
 
 def _row(model: str, turns: Sequence[Mapping[tuple[str, str], float]]) -> dict[str, Any]:
