@@ -399,7 +399,9 @@ def test_an_endpoint_in_use_is_refused_by_name(key: str, context: Context) -> No
         with pytest.raises(ConfigError, match=rf"^{key} = 'tcp://127.0.0.1:{taken}': expected .*in use"):
             publisher.open()
     # The other port is free again.
-    KVEventPublisher(KVEventSettings(local(free)), BLOCK_SIZE).open()
+    publisher = KVEventPublisher(KVEventSettings(local(free)), BLOCK_SIZE)
+    publisher.open()
+    publisher.close()
 
 
 def test_an_address_that_is_not_here_is_refused() -> None:
