@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -82,6 +82,26 @@ def assert_agrees(what: str, actual: torch.Tensor, expected: torch.Tensor) -> No
 def equals(what: str, expected: Run) -> Callable[[torch.Tensor], None]:
     """Make a check against the whole result of a reference."""
     return lambda actual: assert_agrees(what, actual, expected())
+
+
+def all_equal(
+    what: str, run: Callable[[], Sequence[torch.Tensor]], expected: Callable[[], Sequence[torch.Tensor]]
+) -> Callable[[torch.Tensor], None]:
+    """Make a check of an op that has several outputs: it runs once more, and each of them is compared.
+
+    Args:
+        what: name of the op.
+        run: computes all outputs; the first one is the result that is also checked as it is.
+        expected: what they should be.
+    """
+
+    def check(actual: torch.Tensor) -> None:
+        wanted = expected()
+        assert_agrees(what, actual, wanted[0])
+        for number, (found, right) in enumerate(zip(run(), wanted, strict=True)):
+            assert_agrees(f"{what}, output {number}", found, right)
+
+    return check
 
 
 def optional_module(name: str) -> Any:

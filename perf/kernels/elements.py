@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import torch
-from perf.kernels.cases import Case, Rival, Run, equals, num_bytes
+from perf.kernels.cases import Case, Rival, Run, all_equal, equals, num_bytes
 from perf.kernels.sizes import Sizes
 from torch.nn import functional as F
 
@@ -52,7 +52,11 @@ def _norms(sizes: Sizes, device: torch.device, num_tokens: int) -> Iterator[Case
         op="add_rms_norm",
         shape=shape,
         run=lambda: add_rms_norm(x, residual, weight, _EPS)[0],
-        check=equals("add_rms_norm", lambda: norm_reference.add_rms_norm(x, residual, weight, _EPS)[0]),
+        check=all_equal(
+            "add_rms_norm",
+            lambda: add_rms_norm(x, residual, weight, _EPS),
+            lambda: norm_reference.add_rms_norm(x, residual, weight, _EPS),
+        ),
         rivals=_torch(lambda: F.rms_norm(x + residual, weight.shape, weight, _EPS)),
         num_bytes=4 * num_bytes(x),
         target=target,
@@ -123,20 +127,42 @@ def _cache_ops(sizes: Sizes, device: torch.device, num_tokens: int) -> Iterator[
         op="store_kv",
         shape=shape,
         run=store,
-        check=equals("store_kv", store_by_index),
+        check=all_equal("store_kv", lambda: _stored(store, ours), lambda: _stored(store_by_index, theirs)),
         rivals=_torch(store_by_index),
         num_bytes=2 * num_bytes(key, value),
     )
-    yield Case(
+    yield _fused_case(heads, angles, (ours, theirs), slots, shape)
+
+
+def _fused_case(
+    heads: torch.Tensor,
+    angles: tuple[torch.Tensor, torch.Tensor],
+    caches: tuple[LayerCache, LayerCache],
+    slots: Slots,
+    shape: str,
+) -> Case:
+    ours, theirs = caches
+
+    def run() -> torch.Tensor:
+        return rotary_store_kv(heads, angles, None, ours, slots)
+
+    def expected() -> torch.Tensor:
+        return fused_reference.rotary_store_kv(heads, angles, (None, _EPS), theirs, slots)
+
+    return Case(
         op="rotary_store_kv",
         shape=shape,
-        run=lambda: rotary_store_kv(heads, angles, None, ours, slots),
-        check=equals(
-            "rotary_store_kv",
-            lambda: fused_reference.rotary_store_kv(heads, angles, (None, _EPS), theirs, slots),
-        ),
+        run=run,
+        check=all_equal("rotary_store_kv", lambda: _stored(run, ours), lambda: _stored(expected, theirs)),
         num_bytes=2 * num_bytes(heads, angles[0]),
     )
+
+
+def _stored(run: Run, cache: LayerCache) -> tuple[torch.Tensor, ...]:
+    """What an op returns, and what it has put into an empty cache."""
+    cache.key.zero_()
+    cache.value.zero_()
+    return run(), cache.key, cache.value
 
 
 def _torch(run: Run) -> dict[str, Rival]:

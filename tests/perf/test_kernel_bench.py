@@ -1,16 +1,25 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
+from perf.kernels import elements
 from perf.kernels.bench import FAMILIES, measure_case, measure_family
 from perf.kernels.cases import Case, Rival, WrongResultError, equals
 from perf.kernels.ceilings import Ceilings, measure_ceilings
 from perf.kernels.clock import Clock
+from perf.kernels.elements import element_cases
 from perf.kernels.sizes import TINY
 from perf.kernels.targets import TARGETS, verdict
+from torch import Tensor
+
+from naiad_kernels.rms_norm import add_rms_norm
+from naiad_kernels.rotary_store_kv import rotary_store_kv
+from naiad_kernels.store_kv import LayerCache, Slots, store_kv
 
 # Measured on a GPU, it is compiled there.
 pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
@@ -71,6 +80,50 @@ def test_no_speed_of_a_wrong_result_is_told(wrong: torch.Tensor) -> None:
     rivals = {"other": Rival(lambda: wrong)}
     with pytest.raises(WrongResultError, match="other, copy 4: differs"):
         measure_case(case(rivals=rivals), CLOCK, CEILINGS, judges=False)
+
+
+def _case_of(op: str) -> Case:
+    return next(each for each in element_cases(TINY, CPU) if each.op == op)
+
+
+def _store_no_values(key: Tensor, value: Tensor, cache: LayerCache, slots: Slots) -> None:
+    store_kv(key, torch.zeros_like(value), cache, slots)
+
+
+def _fused_without(name: str) -> Callable[..., Tensor]:
+    """Leaves the keys or the values of the cache empty."""
+
+    def run(heads: Tensor, angles: Any, weight: None, cache: LayerCache, slots: Slots) -> Tensor:
+        made = rotary_store_kv(heads, angles, weight, cache, slots)
+        getattr(cache, name).zero_()
+        return made
+
+    return run
+
+
+def _norm_without_sum(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    return add_rms_norm(x, residual, weight, eps)[0], x
+
+
+@pytest.mark.parametrize(
+    ("op", "wrong", "output"),
+    [
+        ("store_kv", _store_no_values, 2),
+        ("rotary_store_kv", _fused_without("key"), 1),
+        ("rotary_store_kv", _fused_without("value"), 2),
+        ("add_rms_norm", _norm_without_sum, 1),
+    ],
+)
+@torch.inference_mode()
+def test_every_output_of_an_op_is_checked(
+    op: str, wrong: Callable[..., Any], output: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = _case_of(op)
+    right.check(right.run())
+    monkeypatch.setattr(elements, op, wrong)
+    case = _case_of(op)
+    with pytest.raises(WrongResultError, match=f"^{op}, output {output}: differs"):
+        case.check(case.run())
 
 
 @pytest.mark.parametrize(
