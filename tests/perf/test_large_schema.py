@@ -9,8 +9,8 @@ from perf.engine.large_schema import gaps_between
 @pytest.mark.parametrize(
     ("begin_s", "end_s", "expected"),
     [
-        (4.0, 9.0, [2.0, 4.0]),  # exactly at tokens
-        (5.0, 9.5, [2.0, 4.0, 8.0]),  # within gaps
+        (4.0, 9.0, [2.0, 4.0]),  # within a gap, and exactly at a token
+        (5.0, 9.5, [4.0, 8.0]),  # exactly at one, and within a gap
         (0.0, 99.0, [1.0, 2.0, 2.0, 4.0, 8.0]),
         (18.0, 99.0, []),
     ],
