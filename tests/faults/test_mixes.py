@@ -215,6 +215,59 @@ def test_a_wrong_end_at_a_loss_is_found(
         check_reply(asked, found, alone, meets)
 
 
+_TIMEOUT = ("UNAVAILABLE", "timeout: the request was not started within 0.03 s")
+_LEAVES, _IS_LATE = {"ending": Ending.LEAVES}, {"timeout_us": 30_000}
+_NEVER_LATE = {"timeout_us": 600_000_000}
+
+
+@pytest.mark.parametrize(
+    ("how", "answer", "error", "is_right"),
+    [
+        (_LEAVES, {"output_ids": [7], "finish_reason": ["cancelled"]}, None, True),
+        (_LEAVES, {"output_ids": [7], "finish_reason": ["timeout"]}, None, False),
+        (_LEAVES, {"output_ids": [7], "finish_reason": ["length"]}, None, False),
+        (_LEAVES, {"output_ids": [7]}, ("CANCELLED", "Request was cancelled"), True),
+        (_LEAVES, {"output_ids": [7]}, ("CANCELLED", "anything"), False),
+        (_LEAVES, {}, _TIMEOUT, False),
+        (_IS_LATE, {"output_ids": [7], "finish_reason": ["timeout"]}, None, True),
+        (_IS_LATE, {"output_ids": [7], "finish_reason": ["cancelled"]}, None, False),
+        (_IS_LATE, {}, _TIMEOUT, True),
+        (_IS_LATE, {}, ("UNAVAILABLE", "anything"), False),
+        (_NEVER_LATE, {"output_ids": [7], "finish_reason": ["timeout"]}, None, False),
+        (_NEVER_LATE, {}, _TIMEOUT, False),
+    ],
+)
+def test_a_wrong_early_end_is_found(
+    how: dict[str, Any], answer: dict[str, Any], error: tuple[str, str] | None, is_right: bool
+) -> None:
+    """Without an engine."""
+    asked = Asked(0, Door.LLM, ({"input_ids": [5], "max_tokens": 3, "seed": 1},), **how)
+    alone = Reply([{"output_ids": [7, 8, 9], "finish_reason": ["length"]}], num_finals=1)
+    found = Reply([answer] if answer else [], [error] if error else [], num_finals=1)
+    with nullcontext() if is_right else pytest.raises(AssertionError):
+        check_reply(asked, found, alone)
+
+
+@pytest.mark.parametrize(
+    ("token_ids", "is_right"),
+    [
+        ([7], True),
+        ([7, 8, 9, 4], True),  # held back, and part of the stop string when nobody leaves
+        ([7, 1], False),
+        ([7, 1, 9, 4], False),
+        ([7, 8, 9, *[4] * 9], False),  # more than a stop string has bytes
+    ],
+)
+def test_wrong_ids_of_an_early_end_with_stop_strings_are_found(token_ids: list[int], is_right: bool) -> None:
+    """Without an engine."""
+    row = {"input_ids": [5], "max_tokens": 9, "seed": 1, "stop_words": ["stop"]}
+    asked = Asked(0, Door.LLM, (row,), ending=Ending.LEAVES)
+    alone = Reply([{"output_ids": [7, 8, 9], "finish_reason": ["stop"]}], num_finals=1)
+    found = Reply([{"output_ids": token_ids, "finish_reason": ["cancelled"]}], num_finals=1)
+    with nullcontext() if is_right else pytest.raises(AssertionError, match="no beginning"):
+        check_reply(asked, found, alone)
+
+
 @pytest.mark.parametrize(("token_ids", "is_right"), [([], True), ([7, 8], True), ([7, 1], False)])
 def test_rows_of_a_request_that_ends_before_another_row_is_refused(
     token_ids: list[int], is_right: bool

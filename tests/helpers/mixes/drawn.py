@@ -14,6 +14,8 @@ from naiad.frontend.field import Field, Frontend, Kind
 from naiad.frontend.fields import FIELD, FIELDS, fields_at
 
 MAX_MODEL_LEN = 96
+# Rounds of the engine's loop at most, and how long each takes by its clock.
+MAX_TICKS, TICK_S = 20_000, 0.02
 Fields = dict[str, Any]
 
 _WORDS = (
@@ -134,8 +136,13 @@ class Asked:
     timeout_us: int = 0
 
     @property
+    def may_be_late(self) -> bool:
+        """Whether its deadline may pass while the mix runs."""
+        return 0 < self.timeout_us < 1e6 * MAX_TICKS * TICK_S
+
+    @property
     def may_end_early(self) -> bool:
-        return self.ending is not None or self.timeout_us > 0
+        return self.ending is not None or self.may_be_late
 
 
 @dataclass(frozen=True)

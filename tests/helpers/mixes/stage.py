@@ -21,7 +21,7 @@ from helpers.grammars import grammar_checkpoint
 from helpers.invariants import check_invariants
 from helpers.mixes.clients import MixClient
 from helpers.mixes.doors import EnsembleDoor, MixDoor, OpenAIDoor, ServiceDoor
-from helpers.mixes.drawn import MAX_MODEL_LEN, Asked, Door, Ending, Kill, Mix, Settings
+from helpers.mixes.drawn import MAX_MODEL_LEN, MAX_TICKS, TICK_S, Asked, Door, Ending, Kill, Mix, Settings
 from helpers.mixes.replies import Meets, Reply, check_reply
 from naiad.config import EngineConfig
 from naiad.engine import Engine
@@ -56,10 +56,8 @@ from naiad.triton_server.responses import stream
 from naiad.triton_server.service import llm_service
 
 _NUM_BLOCKS = 64
-_TICK_S = 0.02
 # No real clock of this machine is as late, so streams count as silent until they send.
 _START_S = 1e9
-_MAX_TICKS = 20_000
 # Longer than a stream with an error waits for acknowledgements.
 _MAX_QUIET_TICKS = 150
 _MAX_ROWS = 32
@@ -389,7 +387,7 @@ class Stage:
         for number, reply in self._replies.items():
             if reply.num_finals == 0:
                 self.meets[number] = Meets.LOSS
-        self._serves_from = _MAX_TICKS
+        self._serves_from = MAX_TICKS
         for client in self._clients():
             client.lose_engine()
         for _ in range(kill.away_ticks):
@@ -415,7 +413,7 @@ class Stage:
             yield
 
     def _now(self) -> float:
-        return _START_S + self.num_ticks * _TICK_S
+        return _START_S + self.num_ticks * TICK_S
 
     def _schedule_ack(self, take: Callable[[], None]) -> None:
         self._acks.append((self.num_ticks + self._settings.ack_ticks, take))
@@ -426,7 +424,7 @@ class Stage:
             check_invariants(self.scheduler)
         self.num_ticks += 1
         self._num_quiet_ticks = 0 if has_work else self._num_quiet_ticks + 1
-        assert self.num_ticks < _MAX_TICKS, "the engine does not finish"
+        assert self.num_ticks < MAX_TICKS, "the engine does not finish"
         assert self._num_quiet_ticks < _MAX_QUIET_TICKS, "the engine is idle, but a request has no FINAL"
         tick = self.num_ticks - 2  # the doors are open from then on
         if tick < 0:
