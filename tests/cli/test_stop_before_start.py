@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,14 @@ from naiad.config.model_location import default_model_dir
 
 SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 PORTS = ("--http-port=0", "--grpc-port=0", "--metrics-port=0", "--openai-port=off")
+
+
+@pytest.fixture(autouse=True)
+def _without_nohup() -> Iterator[None]:
+    """Tests that `nohup` has started: a process that it starts survives SIGHUP."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 @pytest.fixture
