@@ -4,6 +4,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from naiad.cli import system_checks
 from naiad.cli.serve.config_file import tomllib
@@ -98,3 +99,11 @@ def test_the_extra_installs_what_the_checks_ask_for() -> None:
         system_checks.check_numpy("2.1.0")
     with pytest.raises(StartupError, match=r"naiad-….whl\[server\]"):
         bundled_server(None, (3, 11), Path("unused"))
+
+
+def test_the_oldest_psutil_allowed_has_what_naiad_calls() -> None:
+    """`Process.net_connections` came with 6.0.0."""
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    (asked,) = [each for each in map(Requirement, project["dependencies"]) if each.name == "psutil"]
+    assert not asked.specifier.contains("5.9.8")
+    assert asked.specifier.contains("6.0.0")
