@@ -151,16 +151,14 @@ WRONG = '{{"name": "get_weather", "{}": {{"city": 5}}}}'
 @pytest.mark.parametrize(
     ("family", "mark", "call"),
     [
-        ("granite", "<tool_call>", f"[{WRONG.format('arguments')}]"),
-        ("phi4_mini_json", "functools", f"[{WRONG.format('arguments')}]"),
         ("llama3_json", "<|python_tag|>", WRONG.format("parameters")),
         ("pythonic", "<|python_start|>", "[get_weather(city=5)]"),
     ],
 )
-def test_behind_another_mark_than_the_grammars_there_is_no_call(
+def test_behind_a_mark_that_no_grammar_writes_there_is_no_call(
     tmp_path: Path, family: str, mark: str, call: str
 ) -> None:
-    vocabulary = Vocabulary(tmp_path, SPECIAL.get(family, ()))
+    vocabulary = Vocabulary(tmp_path)
     outputs, text = vocabulary.outputs(family), f"So: {mark}{call}"
     tools = (replace(WEATHER, is_strict=True),)
     assert vocabulary.accepts(spec_of(outputs, tools=tools), text)
@@ -174,6 +172,55 @@ def test_behind_another_mark_than_the_grammars_there_is_no_call(
         assert rules is not None
         assert rules.family == begins
         assert (mark in rules.family.begins) is (use.tools == BOTH)
+
+
+@pytest.mark.parametrize("is_special", [True, False])
+@pytest.mark.parametrize(
+    ("family", "mark", "closing"),
+    [
+        ("granite", "<tool_call>", ""),
+        ("granite", "<|tool_call|>", ""),
+        ("phi4_mini_json", "functools", ""),
+        ("phi4_mini_json", "<|tool_call|>", "<|/tool_call|>"),
+    ],
+)
+def test_behind_every_mark_of_a_family_calls_are_correct_and_read(
+    tmp_path: Path, family: str, mark: str, closing: str, is_special: bool
+) -> None:
+    """A model does not always write the mark that its vocabulary has as a token."""
+    vocabulary = Vocabulary(tmp_path, SPECIAL[family] if is_special else ())
+    outputs, given = vocabulary.outputs(family), '{"city": "Rome", "all": true}'
+    good = f'{{"name": "get_weather", "arguments": {given}}}'
+    for allows_several in (True, False):
+        tools = (replace(WEATHER, is_strict=True), NOW)
+        spec = spec_of(outputs, tools=tools, allows_several=allows_several)
+        calls = (good, good)[: 1 + allows_several]
+        text = f"So: {mark}[{', '.join(calls)}]{closing}"
+        assert vocabulary.accepts(spec, text)
+        found = parse(outputs, text)
+        assert (found.calls, found.content) == ([("get_weather", given)] * len(calls), "So: ")
+        assert not vocabulary.accepts(spec, f"So: {mark}[{WRONG.format('arguments')}]{closing}")
+        assert vocabulary.accepts(spec, f"So: {mark}[{good}]{closing} And.") is allows_several
+        for other in outputs.calls.begins if outputs.calls is not None and allows_several else ():
+            assert not vocabulary.accepts(spec, f"{text} {other}[{WRONG.format('arguments')}]")
+
+
+def test_a_mark_that_is_a_word_may_stand_in_text(tmp_path: Path) -> None:
+    vocabulary = Vocabulary(tmp_path, SPECIAL["phi4_mini_json"])
+    outputs = vocabulary.outputs("phi4_mini_json")
+    spec = spec_of(outputs, tools=(replace(WEATHER, is_strict=True),))
+    for text in ("Write import functools\n\n@functools.cache", "functools", "functools ["):
+        assert vocabulary.accepts(spec, text)
+        assert parse(outputs, text).content == text
+    assert not vocabulary.accepts(spec, "functools[")
+
+
+@pytest.mark.parametrize(("family", "is_special"), CHECKPOINTS)
+def test_behind_every_mark_a_call_is_written_alike(tmp_path: Path, family: str, is_special: bool) -> None:
+    """So its rule is in a grammar once."""
+    outputs = Vocabulary(tmp_path, SPECIAL[family] if is_special else ()).outputs(family)
+    assert len({(each.before_arguments, each.after_arguments) for each in outputs.writings}) == 1
+    assert outputs.writing == outputs.writings[0]
 
 
 def hermes(arguments: str, name: str = "get_weather") -> str:

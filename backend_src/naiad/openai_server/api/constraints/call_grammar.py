@@ -22,14 +22,19 @@ class CallGrammar:
     Attributes:
         writer: takes the rules.
         family: how the checkpoint's family writes calls.
-        writing: which of its forms the checkpoint has.
+        writings: which of its forms the checkpoint has, one for each mark; the first is preferred.
         use: the tools, and how they may be called.
     """
 
     writer: LarkWriter
     family: CallFamily
-    writing: CallWriting
+    writings: tuple[CallWriting, ...]
     use: ToolUse
+
+    @property
+    def writing(self) -> CallWriting:
+        """The preferred form."""
+        return self.writings[0]
 
     def only_calls(self) -> str:
         """What stands for one call or more, and nothing else.
@@ -38,7 +43,7 @@ class CallGrammar:
             APIError: a tool's schema can not be enforced.
         """
         begin = self.writer.text(self.writing.begin)
-        return self._joined(begin, f"{begin} {self._after_begin()}")
+        return self._joined(begin, f"{begin} {self._after_begin(self.writing, self._call())}")
 
     def text_with_calls(self, otherwise: str = "") -> str:
         """What stands for any text in which every call is a correct one.
@@ -56,13 +61,13 @@ class CallGrammar:
             first = re.escape(self.family.bare)
             free = self.writer.rule("free", f"/\\s*([^{first}\\s](?s:.*))?/")
             return f"{self.writer.rule('calls', self.only_calls())} | {free}"
-        block = self.writer.rule("block", f"{self._free_begin()} {self._after_begin()}")
+        call = self._call()
+        blocks = (
+            f"{self.writer.up_to(each.begin)} {self._after_begin(each, call)}" for each in self.writings
+        )
+        block = self.writer.rule("block", " | ".join(blocks))
         rest = self.writer.rule("free", TEXT)
         return f"{block}* {rest}" if self.use.allows_several else f"{block} | {rest}"
-
-    def _free_begin(self) -> str:
-        """Any text, and the mark that begins calls."""
-        return self.writer.up_to(self.writing.begin)
 
     def _joined(self, begin: str, block: str) -> str:
         """Calls one after the other, if each has a mark of its own."""
@@ -71,10 +76,9 @@ class CallGrammar:
         again = self.writer.rule("again", f"{self.writer.text(self.writing.between)} {block}")
         return f"{block} {again}*"
 
-    def _after_begin(self) -> str:
+    def _after_begin(self, writing: CallWriting, call: str) -> str:
         """A call, or the list of calls, behind its mark."""
-        writing, text = self.writing, self.writer.text
-        call = self._call()
+        text = self.writer.text
         calls = f"{text(writing.opening)} {call}"
         if self.use.allows_several and not writing.repeats_begin:
             calls += f" {self.writer.rule('again', f'{text(writing.between)} {call}')}*"
@@ -113,4 +117,4 @@ class CallGrammar:
 def call_grammar(writer: LarkWriter, outputs: OutputGrammar, use: ToolUse) -> CallGrammar:
     """The grammar of the calls of a checkpoint, which `outputs` describes."""
     assert outputs.calls is not None, "a checkpoint that calls no tools"
-    return CallGrammar(writer, outputs.calls, outputs.writing, use)
+    return CallGrammar(writer, outputs.calls, outputs.writings, use)

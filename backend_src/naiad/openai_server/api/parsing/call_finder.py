@@ -125,7 +125,8 @@ class CallFinder:
             found = min(((place, mark) for mark in marks if (place := rest.find(mark)) >= 0), default=None)
             if found is not None:
                 self._say(cursor.at + found[0])
-                cursor.at += len(found[1])
+                # The bracket of a list belongs to the list.
+                cursor.at += len(found[1].removesuffix("["))
                 return True
             if cursor.is_ended:
                 self._say(cursor.end)

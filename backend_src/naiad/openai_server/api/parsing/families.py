@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 
@@ -53,7 +53,7 @@ class CallWriting:
     """How a family writes calls when a grammar holds for them; readers take more than that.
 
     Attributes:
-        begin: the mark before the calls.
+        begin: the mark before the calls; if it ends with the bracket of their list, readers leave that.
         opening: what stands between the mark and the first name.
         before_arguments, after_arguments: stand around a call's arguments.
         between: stands between two calls.
@@ -98,7 +98,8 @@ class CallFamily:
         separator: stands between calls that have no marks of their own.
         inner_marks: marks inside a call.
         argument_keys: the keys of the arguments in an object; the first is that which models are taught.
-        writings: the first whose needs are met is how calls are written under a grammar.
+        writings: the first whose needs are met is how calls are written under a grammar. Behind other marks
+            than its own calls are written as the first for such a mark says, with arguments between the same.
         signs: each a group of texts; a chat template that has all texts of a group is the family's.
         has_short_ids: ids of calls have nine letters or digits, as the family's templates demand.
     """
@@ -188,7 +189,8 @@ CALL_FAMILIES = (
         end="<|/tool_call|>",
         writings=(
             _written_list("<|tool_call|>", "<|/tool_call|>", needs=("<|tool_call|>", "<|/tool_call|>")),
-            _written_list("functools"),
+            # The word alone is one of ordinary text.
+            replace(_written_list("functools"), begin="functools[", opening='{"name": "'),
         ),
         signs=(("functools",), ("<|tool|>", "<|/tool|>")),
     ),

@@ -58,19 +58,30 @@ class OutputGrammar:
     special_ids: frozenset[int] = frozenset()
 
     @property
-    def writing(self) -> CallWriting:
-        """How calls are written if a grammar holds for them."""
+    def writings(self) -> tuple[CallWriting, ...]:
+        """How calls are written behind each mark if a grammar holds for them.
+
+        The first is how the checkpoint is taken to write; models write the marks of the others as well.
+        """
         assert self.calls is not None, "a checkpoint that calls no tools"
         known = set(self.marks.values())
-        return next(each for each in self.calls.writings if known.issuperset(each.needs))
+        fitting = (each for each in self.calls.writings if known.issuperset(each.needs))
+        by_mark: dict[str, CallWriting] = {}
+        for each in (*fitting, *self.calls.writings):
+            by_mark.setdefault(each.begin, each)
+        return tuple(by_mark.values())
+
+    @property
+    def writing(self) -> CallWriting:
+        """How a call that has to be written is written."""
+        return self.writings[0]
 
     @property
     def guarded_calls(self) -> CallFamily | None:
-        """The family with the one mark that a grammar looks for: behind others it enforces nothing."""
+        """The family with the marks for which a grammar looks: behind others it enforces nothing."""
         if self.calls is None:
             return None
-        begin = self.writing.begin
-        return replace(self.calls, begins=(begin,) if begin else ())
+        return replace(self.calls, begins=tuple(each.begin for each in self.writings if each.begin))
 
     def section_after(self, prompt: str) -> Section:
         """The section in which the output begins.
