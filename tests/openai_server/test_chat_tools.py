@@ -220,6 +220,10 @@ def test_a_call_that_a_stop_string_cuts_off_is_not_finished(api: Any, fields: di
         assert arguments
         assert ARGUMENTS.startswith(arguments)
         assert arguments != ARGUMENTS
+    # Before its arguments it is content.
+    said = both(say(api, CALL + CALL[:20], stop="#"), **fields)
+    assert (said.reasons, said.texts) == (["stop"], [CALL[:20]])
+    assert said.calls == [[["get_weather", ARGUMENTS]]]
 
 
 def test_strict_tools_constrain_calls_alone(api: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -30,6 +31,7 @@ from helpers.responses_api import (
     whole_response,
 )
 from helpers.scripted_model import REASONING_TEMPLATE, Scripted, scripted_model
+from naiad.openai_server.api.parsing.families import FamilyChoices
 from naiad.sequence import FinishReason, GrammarKind
 
 PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -121,6 +123,14 @@ def test_a_call_that_a_stop_string_cuts_off_is_incomplete(api: Any) -> None:
     assert arguments != ARGUMENTS
     found = response(say(api, CALL, stop="#"), **fields)
     assert (found["status"], found["incomplete_details"]) == ("completed", None)
+
+
+def test_a_call_whose_form_is_read_as_a_whole_is_incomplete_too(tmp_path: Path) -> None:
+    text = "<tool_call>\n<function=get_weather>\n<parameter=city>\nPar"
+    with scripted_model(tmp_path, families=FamilyChoices(calls="qwen3_coder")) as script:
+        found = response(say(script, text, stop="#"), tools=[FUNCTION], tool_choice="required")
+    assert (found["status"], found["incomplete_details"]) == ("incomplete", {"reason": None})
+    assert (calls_of(found), text_of(found)) == ([], text)
 
 
 def test_a_named_function_is_called(api: Any) -> None:

@@ -88,29 +88,53 @@ def test_a_certain_call_that_is_cut_off_keeps_its_arguments_so_far() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "is_open"),
+    ("family", "text", "is_open"),
     [
-        ('<tool_call>\n{"name": "f", "arguments": {"a": "Par', True),
-        ('<tool_call>{"name": "f", "arguments": {}}<tool_call>{"name": "f", "arguments": {"a"', True),
+        ("hermes", '<tool_call>\n{"name": "f", "arguments": {"a": "Par', True),
+        (
+            "hermes",
+            '<tool_call>{"name": "f", "arguments": {}}<tool_call>{"name": "f", "arguments": {"a"',
+            True,
+        ),
         # Too deep to be read to its end.
-        ('<tool_call>{"name": "f", "arguments": {"a": ' + "[" * (MAX_DEPTH + 1) + "1", True),
-        ('<tool_call>{"name": "f", "arguments": {"a": "x"}}', False),
-        # Its name has not been reported: it is content.
-        ('<tool_call>{"name": "f", "argum', False),
-        ("Hello", False),
+        ("hermes", '<tool_call>{"name": "f", "arguments": {"a": ' + "[" * (MAX_DEPTH + 1) + "1", True),
+        ("hermes", '<tool_call>{"name": "f", "arguments": {"a": "x"}}', False),
+        # What there is of it is content.
+        ("hermes", '<tool_call>\n{"name": "f", "argum', True),
+        ("hermes", "<tool_call>", True),
+        ("hermes", '<tool_call>{"name": "f", "arguments": {}}<tool_call>{"name": "f', True),
+        ("granite", '<|tool_call|>[{"name": "f", "arguments": {}}, {"na', True),
+        ("granite", '<|tool_call|>[{"name": "f", "arguments": {}}, {"name": "f", "arguments": {}}]', False),
+        ("qwen3_coder", "<tool_call>\n<function=f>\n<parameter=a>\nPar", True),
+        ("qwen3_coder", "<tool_call>\n<func", True),
+        ("qwen3_coder", "<tool_call>\n<function=f>\n</function>", False),
+        ("pythonic", "[f(a='Par", True),
+        ("pythonic", "[f(n=1), f(a='Par", True),
+        ("pythonic", "[f(n=1)]", False),
+        ("hermes", "Hello", False),
+        ("hermes", "Hello <tool_", False),
+        # It is known to be none before the end.
+        ("hermes", '<tool_call>{"name": "g", "argum', False),
     ],
 )
-def test_whether_a_call_is_open_is_known_at_the_end(text: str, is_open: bool) -> None:
-    parser = parser_for("hermes", are_certain=True)
-    for piece in cut(text, range(1, len(text))):
-        assert not parser.parse_delta([piece], finished=False).has_open_call
-    assert parser.parse_delta([], finished=True).has_open_call is is_open
+def test_whether_a_call_is_open_is_known_at_the_end(family: str, text: str, is_open: bool) -> None:
+    for pieces in (cut(text, range(1, len(text))), cut(text, [])):
+        parser = parser_for(family, are_certain=True)
+        for piece in pieces[:-1]:
+            assert not parser.parse_delta([piece], finished=False).has_open_call
+        assert parser.parse_delta(pieces[-1:], finished=True).has_open_call is is_open
+
+
+def test_a_call_without_a_grammar_that_is_cut_off_is_content() -> None:
+    text = '<tool_call>\n{"name": "f", "argum'
+    assert not parser_for("hermes").parse_delta(cut(text, []), finished=True).has_open_call
 
 
 def test_a_call_that_is_left_out_is_not_open() -> None:
     text = '<tool_call>{"name": "f", "arguments": {}}<tool_call>{"name": "f", "arguments": {"a"'
-    parser = parser_for("hermes", are_certain=True, max_calls=1)
-    assert not parser.parse_delta(cut(text, []), finished=True).has_open_call
+    for left_out in (text, text[:-20]):
+        parser = parser_for("hermes", are_certain=True, max_calls=1)
+        assert not parser.parse_delta(cut(left_out, []), finished=True).has_open_call
 
 
 def test_tokens_of_calls_are_no_tokens_of_the_content() -> None:

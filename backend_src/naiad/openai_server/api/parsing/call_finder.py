@@ -49,7 +49,7 @@ class CallFinder:
         self._is_blank = True  # since the beginning, or since the last call, there was only white space
         self._num_calls = 0
         self._call = _OpenCall()
-        self._has_open_call = False  # one that was shown was not completed
+        self._has_open_call = False  # one that was shown, or is certain to have begun, was not completed
         self._work = self._find()
 
     def take(self, piece: Piece, parsed: ParsedDelta) -> None:
@@ -143,7 +143,8 @@ class CallFinder:
             self._decide(self._cursor.at, is_content=False)
         except BrokenError:
             self._report_grown()
-            self._has_open_call |= self._call.is_reported and self._is_shown(self._num_calls)
+            is_cut = self._rules.are_certain and self._cursor.is_ended
+            self._has_open_call |= (self._call.is_reported or is_cut) and self._is_shown(self._num_calls)
             self._num_calls += self._call.is_reported
             self._call = _OpenCall()
             self._is_blank = False

@@ -112,7 +112,8 @@ class ParsedDelta:
         content_log_probs: one for each of `content_ids`, if they were asked for.
         num_reasoning_tokens: new tokens of the reasoning, marks included.
         calls: what is new of tool calls.
-        has_open_call: a call whose name has been reported is not complete. Known at the end.
+        has_open_call: a call whose name has been reported, or that has begun under a grammar, is not
+            complete. Known at the end.
     """
 
     reasoning: str = ""
