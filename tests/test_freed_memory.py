@@ -73,3 +73,26 @@ def test_large_pieces_go_back_to_the_system() -> None:
     kept, returned = grown_kb(script=PIECES), grown_kb("500000", script=PIECES)
     assert returned < 20_000
     assert kept > 2 * returned
+
+
+# Free room in the midst of the heap, in which large pieces may lie or not.
+ROOM = """
+import sys
+from naiad.freed_memory import give_back_memory
+def anonymous_kb():
+    lines = open("/proc/self/smaps_rollup").read().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("Anonymous"))
+before = anonymous_kb()
+room = [bytearray(100_000) for _ in range(100)]
+behind = [bytes(5000) for _ in range(100)]
+room.clear()
+if sys.argv[1:]:
+    give_back_memory()
+print(anonymous_kb() - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc can be asked to")
+def test_free_room_in_the_heap_is_given_back() -> None:
+    assert grown_kb(script=ROOM) > 9000
+    assert grown_kb("gives back", script=ROOM) < 2000

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from naiad.errors import place_of
+from naiad.freed_memory import give_back_memory
 from naiad.frontend.request_families import OPENAI_DOOR
 from naiad.openai_server.access.gate import Gate
 from naiad.openai_server.api.parsing.families import FamilyChoices
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
 HEALTH = web.AppKey("health", HealthRoutes)
 _NUM_THREADS = 4
 _AGAIN_S = 1.0
+_GIVE_BACK_S = 60.0
 
 logger = logging.getLogger(__name__)
 
@@ -144,7 +146,8 @@ def make_app(
             # `naiad serve` knows its models, and has looked before.
             for pair, problem in options.fallbacks.unknown(models.by_name()):
                 logger.warning("--fallback %s: %s, until the server loads it", pair, problem)
-        tasks = [asyncio.create_task(_run_for_ever(each)) for each in (models.watch, watch.run, metrics.run)]
+        beside = (models.watch, watch.run, metrics.run, _give_back_memory)
+        tasks = [asyncio.create_task(_run_for_ever(each)) for each in beside]
         yield
         engine_watch.close()
         for task in tasks:
@@ -171,6 +174,17 @@ def _models(options: ServerOptions, pool: ThreadPoolExecutor, records: RecordFil
     from naiad.openai_server.engines.remote.models import RemoteModels
 
     return RemoteModels(options.remote, pool)
+
+
+async def _give_back_memory() -> None:
+    """Return freed memory to the system from time to time.
+
+    Python makes its dict of interned strings anew every so many requests, in memory of its own or in what is
+    free of the heap. The C library keeps that room in the second case, 2 MB that come and go.
+    """
+    while True:
+        await asyncio.sleep(_GIVE_BACK_S)
+        await asyncio.to_thread(give_back_memory)
 
 
 async def _run_for_ever(work: Callable[[], Awaitable[None]]) -> None:
