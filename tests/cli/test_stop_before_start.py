@@ -99,7 +99,9 @@ from naiad.cli.serve.stop_signal import StopSignal, Stopped
 try:
     with StopSignal() as stop, ThreadPoolExecutor() as pool:
         stop.ends_at_once = True
-        pool.submit(lambda: (print("ready", flush=True), threading.Event().wait())).result()
+        download = pool.submit(threading.Event().wait)
+        print("ready", flush=True)
+        download.result()
 except Stopped:
     print("not reached: the pool waits for its thread")
 """

@@ -284,7 +284,7 @@ def test_an_empty_intersection_ends_the_request_alone(folder: Path) -> None:
 
 def test_beams_are_refused_by_name(folder: Path) -> None:
     engine, _ = engine_parts(folder / "target", drafter="none")
-    beams = replace(request(1, PERSON, num_candidates=4), sibling_ids=(2,), beam=BeamParams())
+    beams = replace(request(1, PERSON), sibling_ids=(2,), beam=BeamParams())
     with pytest.raises(InvalidRequestError, match="beam_width = 2: expected 1 with grammar"):
         engine.add_request(beams)
     assert not engine.has_work
