@@ -179,8 +179,8 @@ def _models(options: ServerOptions, pool: ThreadPoolExecutor, records: RecordFil
 async def _give_back_memory() -> None:
     """Return freed memory to the system from time to time.
 
-    Python makes its dict of interned strings anew every so many requests, in memory of its own or in what is
-    free of the heap. The C library keeps that room in the second case, 2 MB that come and go.
+    Python makes its dict of interned strings anew every so many requests, in free room of the heap or in
+    memory of its own. In the second case the C library would keep that room too: 2 MB that come and go.
     """
     while True:
         await asyncio.sleep(_GIVE_BACK_S)
