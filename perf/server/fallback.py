@@ -76,8 +76,8 @@ def _repository(path: Path, args: argparse.Namespace) -> Path:
     model = str(resolve_model(args.model))
     limits = ("--max-num-seqs", str(args.max_num_seqs), "--max-queued-requests", str(args.max_queued))
     shared = ("--model", model, *limits, "--kv-cache-bytes", "256000000", str(path))
-    naiad(["repository", "create", "--name", FIRST, "--served-name", FIRST, *shared])
-    naiad(["repository", "add", "--name", SECOND, "--served-name", SECOND, "--quantization", "int8", *shared])
+    naiad(["repository", "create", "--name", FIRST, *shared])
+    naiad(["repository", "add", "--name", SECOND, "--quantization", "int8", *shared])
     return path
 
 

@@ -29,7 +29,7 @@ def write_repository(path: Path, options: Sequence[str], fault: str | None) -> d
     Returns:
         Variables for the server's environment.
     """
-    naiad(["repository", "create", "--name", NAME, "--served-name", NAME, *options, str(path)])
+    naiad(["repository", "create", "--name", NAME, *options, str(path)])
     if fault is None:
         return {}
     (path / "llm" / "1" / "model.py").write_text(_MODEL.format(fault=fault))
