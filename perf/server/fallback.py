@@ -61,7 +61,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _parse(argv)
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="naiad-perf-") as folder:
-        repository = _repository(Path(folder) / "repository", args)
+        repository = Path(folder) / "repository"
+        limits = ("--max-num-seqs", str(args.max_num_seqs), "--max-queued-requests", str(args.max_queued))
+        write_repository(repository, resolve_model(args.model), limits)
         for fallback in ((), ("--openai-fallback", f"{FIRST}={SECOND}")):
             options = ("--model-repository", str(repository), *fallback)
             with naiad_serve(options) as server:
@@ -72,13 +74,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _repository(path: Path, args: argparse.Namespace) -> Path:
-    model = str(resolve_model(args.model))
-    limits = ("--max-num-seqs", str(args.max_num_seqs), "--max-queued-requests", str(args.max_queued))
-    shared = ("--model", model, *limits, "--kv-cache-bytes", "256000000", str(path))
+def write_repository(path: Path, model_dir: Path, limits: Sequence[str]) -> None:
+    """Write a repository of two models of one checkpoint; the second one is quantized.
+
+    Args:
+        path: the new directory.
+        model_dir: the checkpoint.
+        limits: options of both models.
+    """
+    shared = ("--model", str(model_dir), *limits, "--kv-cache-bytes", "256000000", str(path))
     naiad(["repository", "create", "--name", FIRST, *shared])
     naiad(["repository", "add", "--name", SECOND, "--quantization", "int8", *shared])
-    return path
 
 
 async def _most_per_s(server: Served, args: argparse.Namespace) -> float:
