@@ -187,8 +187,10 @@ class Server:
             self._hand_over(now_s)
             if not self._engine.has_work:
                 self._sleep(_IDLE_S)
-                last_s = self._clock()
-                run.rest(last_s - begin_s)
+                rested_s = self._clock()
+                self._watch_slots(run, rested_s - last_s)
+                run.rest(rested_s - begin_s)
+                last_s = rested_s
                 continue
             outputs = self._engine.step()
             ended_s = self._clock()
@@ -227,9 +229,7 @@ class Server:
 
     def _watch(self, run: Run, seconds: float) -> None:
         """Add the step that has just been computed."""
-        if self._waiting:
-            run.wasted_slot_s += (self._room.num_slots - len(self._live)) * seconds
-            run.waited_slot_s += self._room.num_slots * seconds
+        self._watch_slots(run, seconds)
         run.used_kv_s += sum(self._live.values()) * seconds
         if self._way.is_paged:
             stats = self._engine.stats()
@@ -238,6 +238,11 @@ class Server:
             run.reserved_kv_s += num_reserved * seconds
         else:
             run.reserved_kv_s += self._num_held * self._room.window_tokens * seconds
+
+    def _watch_slots(self, run: Run, seconds: float) -> None:
+        if self._waiting:
+            run.wasted_slot_s += (self._room.num_slots - len(self._live)) * seconds
+            run.waited_slot_s += self._room.num_slots * seconds
 
     def _take(
         self, run: Run, outputs: Sequence[RequestOutput], now_s: float, arrivals: Sequence[Arrival]

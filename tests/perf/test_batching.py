@@ -72,8 +72,10 @@ def test_in_flight_a_request_begins_when_another_ends() -> None:
 @pytest.mark.parametrize(("way", "began_s"), [(WAYS[0], 7.0), (WAYS[1], 5.0), (WAYS[2], 0.0)])
 def test_a_batch_that_is_not_full(way: Way, began_s: float) -> None:
     # The second request comes after seven seconds.
-    engine, _ = served(way, 1, 1, due_s=7.0)
+    engine, run = served(way, 1, 1, due_s=7.0)
     assert engine.began_s[0] == began_s
+    # Both slots stand empty while the first request waits for its batch.
+    assert run.wasted_slot_s == run.waited_slot_s == 2 * began_s
 
 
 def test_without_paging_each_slot_has_room_for_the_longest_sequence() -> None:
