@@ -44,10 +44,11 @@ _NOTES = {
     "logprobs": "completions: 0 … 20, the number of best tokens at each position; chats: true or false",
     "top_logprobs": "0 … 20; needs `logprobs`",
     "prompt_logprobs": "0 … 20, the number of best tokens at each position of the prompt, besides its own",
-    "response_format": "`text`, `json_object`, or `json_schema` with a name and a schema; see below",
+    "response_format": "`text`, `json_object`, or `json_schema` with a name and a schema; see "
+    "[above](#structured-output)",
     "structured_outputs": "one of `json`, `json_object`, `regex`, `choice`, `grammar`, `structural_tag`; see "
-    "below",
-    "tools": "at most 128 functions, with 256 KiB; see below",
+    "[above](#structured-output)",
+    "tools": "at most 128 functions, with 256 KiB; see [above](#tools)",
     "tool_choice": "`auto`, `none`, `required`, or a function by its name; default `auto`",
     "parallel_tool_calls": "default true; false: at most one call",
     "add_generation_prompt": "default true",
