@@ -1,4 +1,4 @@
-"""Four-bit layers in the formats of GPTQ, AWQ and MXFP4, packed here bit by bit, and eight-bit ones."""
+"""Layers in four bits, as the readers of checkpoints keep them and as they are packed, and in eight."""
 
 from __future__ import annotations
 
@@ -6,61 +6,83 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from naiad_kernels.linear.quantised import ByteWeight, Int4Tensors, MXFP4Weight
+from naiad_kernels.linear.quantised import (
+    ByteWeight,
+    MXFP4Weight,
+    ReorderedNibbles,
+    W4Weight,
+    repack_nibbles,
+    repack_reordered,
+)
+from naiad_kernels.linear.quantised.rounded import round_weight
+from naiad_kernels.native.nibbles import GROUP_INPUTS, NibbleWeight
 
-# AutoAWQ's order: nibble i of a word holds the i-th of these of eight neighbouring columns.
-AWQ_COLUMNS = (0, 2, 4, 6, 1, 3, 5, 7)
+CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
 class Int4Layer:
-    """codes `[in, out]`, zeros `[groups, out]`, scales `[groups, out]`, the group of each input."""
+    """numbers `[out, in]`, scales and zeros `[out, groups]` float32, the group of each input."""
 
-    codes: torch.Tensor
-    zeros: torch.Tensor
+    numbers: torch.Tensor
     scales: torch.Tensor
-    groups: torch.Tensor
-    group_size: int
+    zeros: torch.Tensor
+    group_ids: torch.Tensor
     bias: torch.Tensor | None = None
 
     def matrix(self) -> torch.Tensor:
-        """The weights, `[in, out]` float32, by the definition of both formats."""
-        zeros, scales = self.zeros[self.groups], self.scales.float()[self.groups]
-        return (self.codes - zeros) * scales
+        """The weights, `[out, in]` float32, by the definition of GPTQ and AWQ."""
+        return (self.numbers - self.zeros[:, self.group_ids]) * self.scales[:, self.group_ids]
 
-    def as_gptq(self, zero_offset: int = 1) -> Int4Tensors:
-        return Int4Tensors(
-            qweight=pack_columns(self.codes.T, range(8)).T.contiguous(),
-            qzeros=pack_columns(self.zeros - zero_offset, range(8)),
-            scales=self.scales,
-            g_idx=self.groups.to(torch.int32),
-            bias=self.bias,
-        )
+    def shuffled(self, order: torch.Tensor) -> Int4Layer:
+        """The same numbers with the groups' inputs in another order, as with act-order."""
+        return replace(self, group_ids=self.group_ids[order])
 
-    def as_awq(self) -> Int4Tensors:
-        return Int4Tensors(
-            qweight=pack_columns(self.codes, AWQ_COLUMNS),
-            qzeros=pack_columns(self.zeros, AWQ_COLUMNS),
-            scales=self.scales,
-            bias=self.bias,
-        )
+    def kept(self) -> NibbleWeight:
+        """As a reader keeps it; unequal groups become groups of 32 inputs."""
+        sizes, scales, zeros = self.group_ids.bincount(), self.scales, self.zeros
+        if bool((sizes != sizes[0]).any()):
+            of_each_32 = self.group_ids[::GROUP_INPUTS]
+            scales, zeros = scales[:, of_each_32], zeros[:, of_each_32]
+        kept = NibbleWeight.of_zero_points(self.numbers, scales, zeros)
+        assert kept is not None
+        return kept
 
-    def shuffled(self) -> Int4Layer:
-        """The same codes with the groups' inputs in another order, as with act-order."""
-        return replace(self, groups=self.groups[torch.randperm(len(self.groups))])
+    def reordered(self) -> ReorderedNibbles:
+        """As a reader keeps it if it is shuffled; all groups are equally many inputs."""
+        kept = ReorderedNibbles.of_groups(self.numbers, self.scales, self.zeros, self.group_ids)
+        assert kept is not None
+        return kept
+
+    def packed(self) -> W4Weight:
+        """For the kernels, by way of what a reader keeps."""
+        if bool((self.group_ids.diff() < 0).any()):
+            weight = repack_reordered(self.reordered(), self.bias, CPU)
+        else:
+            weight = repack_nibbles(self.kept(), self.bias, CPU)
+        assert weight is not None
+        return weight
 
 
 def int4_layer(in_features: int, out_features: int, group_size: int, has_bias: bool = False) -> Int4Layer:
+    """In groups of a multiple of 32 inputs, of which the last may be smaller; −1: one group of any size."""
     size = in_features if group_size == -1 else group_size
-    num_groups = -(-in_features // size)
+    shape = (out_features, -(-in_features // size))
     return Int4Layer(
-        codes=torch.randint(0, 16, (in_features, out_features)),
-        zeros=torch.randint(1, 16, (num_groups, out_features)),
-        scales=(torch.rand(num_groups, out_features) / 8 + 0.01).half(),
-        groups=torch.arange(in_features) // size,
-        group_size=group_size,
+        numbers=torch.randint(0, 16, (out_features, in_features), dtype=torch.uint8),
+        scales=(torch.rand(shape) / 8 + 0.01).half().float(),
+        zeros=torch.randint(0, 17, shape).float(),
+        group_ids=torch.arange(in_features) // size,
         bias=torch.randn(out_features).half() if has_bias else None,
     )
+
+
+def rounded_layer(in_features: int, out_features: int) -> W4Weight:
+    """In groups of 32 inputs, of which the last may have any number."""
+    weight = round_weight(torch.randn(out_features, in_features), torch.randn(out_features).half(), "int4")
+    assert isinstance(weight, W4Weight)
+    assert weight.group_size == GROUP_INPUTS
+    return weight
 
 
 def int8_layer(in_features: int, out_features: int, has_bias: bool = False) -> ByteWeight:
@@ -97,15 +119,3 @@ def e2m1(code: int) -> float:
     sign, exponent, mantissa = code >> 3, code >> 1 & 3, code & 1
     magnitude = mantissa / 2 if exponent == 0 else (1 + mantissa / 2) * 2 ** (exponent - 1)
     return -magnitude if sign else magnitude
-
-
-def pack_columns(codes: torch.Tensor, columns: range | tuple[int, ...]) -> torch.Tensor:
-    """Pack `[rows, out]` to int32 `[rows, out / 8]`: nibble i of a word is `columns[i]` of its eight."""
-    rows = []
-    for row in codes.tolist():
-        words = []
-        for first in range(0, len(row), 8):
-            word = sum(row[first + column] << (4 * nibble) for nibble, column in enumerate(columns))
-            words.append(word - 2**32 if word >= 2**31 else word)
-        rows.append(words)
-    return torch.tensor(rows, dtype=torch.int32)

@@ -8,7 +8,16 @@ from typing import Any
 import pytest
 import torch
 from kernel_interpreter import Interpret
-from quant_cases import e2m1, fp8_groups_layer, fp8_layer, int4_layer, int8_layer, mxfp4_layer
+from quant_cases import (
+    CPU,
+    e2m1,
+    fp8_groups_layer,
+    fp8_layer,
+    int4_layer,
+    int8_layer,
+    mxfp4_layer,
+    rounded_layer,
+)
 
 from helpers.kernel_tolerances import assert_close_to_reference
 from naiad_kernels.linear.quantised import (
@@ -17,7 +26,6 @@ from naiad_kernels.linear.quantised import (
     W4Weight,
     kernel,
     reference,
-    repack_gptq,
     repack_mxfp4,
     repack_nibbles,
 )
@@ -29,6 +37,8 @@ from naiad_kernels.native.nibbles import NibbleWeight
 DTYPES = [torch.float16, torch.float32]
 # Tokens, inputs, outputs: one of each, ragged tiles of each, two chunks, more rows than one tile.
 SIZES = [(1, 8, 8), (1, 576, 136), (5, 136, 200), (17, 256, 128), (33, 520, 8), (70, 128, 72)]
+# The same with inputs that are whole groups of 32, or one group.
+INT4_SIZES = [(1, 8, 8), (1, 576, 136), (5, 160, 200), (17, 256, 128), (33, 544, 8), (70, 128, 72)]
 
 
 @pytest.fixture(autouse=True)
@@ -37,12 +47,12 @@ def _seed() -> None:
 
 
 def int4_weight(in_features: int, out_features: int, group_size: int, has_bias: bool = False) -> W4Weight:
-    return repack_gptq(int4_layer(in_features, out_features, group_size, has_bias).as_gptq(), group_size)
+    return int4_layer(in_features, out_features, group_size, has_bias).packed()
 
 
 def mxfp4_weight(in_features: int, out_features: int, exponents: range = range(119, 131)) -> W4Weight:
     bias = torch.randn(out_features).half()
-    return repack_mxfp4(mxfp4_layer(in_features, out_features, exponents), bias, torch.device("cpu"))
+    return repack_mxfp4(mxfp4_layer(in_features, out_features, exponents), bias, CPU)
 
 
 def fp8_tokens(num_tokens: int, dim: int, by_span: bool = False) -> ByteTokens:
@@ -56,7 +66,7 @@ def in_both_ways(launch: Callable[..., Any], plan: Plan) -> tuple[torch.Tensor, 
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize("sizes", INT4_SIZES)
 def test_w4a16(interpret: Interpret, sizes: tuple[int, int, int], dtype: torch.dtype) -> None:
     num_tokens, in_features, out_features = sizes
     x = torch.randn(num_tokens, in_features).to(dtype)
@@ -65,18 +75,29 @@ def test_w4a16(interpret: Interpret, sizes: tuple[int, int, int], dtype: torch.d
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("group_size", [32, 64, 256, -1])
+@pytest.mark.parametrize("group_size", [32, 64, 128, -1])
 def test_w4a16_in_any_groups(interpret: Interpret, group_size: int, dtype: torch.dtype) -> None:
-    """With 416 inputs the last span has padded groups, and the last group of 256 is short."""
+    """With 416 inputs the last span has padded groups, and the last groups of 64 and of 128 are short."""
     x, weight = torch.randn(3, 416).to(dtype), int4_weight(416, 72, group_size)
     assert_close_to_reference(interpret(kernel.w4a16_linear, x, weight), reference.w4a16_linear(x, weight))
 
 
 def test_w4a16_with_act_order(interpret: Interpret) -> None:
-    layer = int4_layer(192, 40, 64).shuffled()
+    layer = int4_layer(192, 40, 64).shuffled(torch.randperm(192))
     x = torch.randn(4, 192)
-    actual = interpret(kernel.w4a16_linear, x, repack_gptq(layer.as_gptq(), 64))
-    assert_close_to_reference(actual, x @ layer.matrix())
+    actual = interpret(kernel.w4a16_linear, x, layer.packed())
+    assert_close_to_reference(actual, x @ layer.matrix().T)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("sizes", [(5, 136, 200), (33, 520, 8)])
+def test_w4a16_of_a_rounded_weight(
+    interpret: Interpret, sizes: tuple[int, int, int], dtype: torch.dtype
+) -> None:
+    """The last group of 32 inputs has only 8."""
+    num_tokens, in_features, out_features = sizes
+    x, weight = torch.randn(num_tokens, in_features).to(dtype), rounded_layer(in_features, out_features)
+    assert_close_to_reference(interpret(kernel.w4a16_linear, x, weight), reference.w4a16_linear(x, weight))
 
 
 @pytest.mark.parametrize(
@@ -92,7 +113,7 @@ def test_w4a16_of_numbers_that_a_reader_has_kept(
     scales, zeros = (torch.rand(shape) + 0.125).half().float(), torch.randint(0, 17, shape).float()
     kept = NibbleWeight.of_zero_points(numbers, scales, zeros)
     assert kept is not None
-    weight = repack_nibbles(kept, None, torch.device("cpu"))
+    weight = repack_nibbles(kept, None, CPU)
     assert weight is not None
     assert weight.group_size == found
     x = torch.randn(3, in_features)
@@ -193,14 +214,14 @@ def test_rows_of_a_wider_tensor(interpret: Interpret) -> None:
     wide[:, 10:146] = torch.randn(4, 136)
     x = wide[:, 10:146]
     for launch, weight in (
-        (kernel.w4a16_linear, int4_weight(136, 40, 64)),
+        (kernel.w4a16_linear, rounded_layer(136, 40)),
         (kernel.w8a16_linear, int8_layer(136, 40)),
     ):
         assert torch.equal(interpret(launch, x, weight), interpret(launch, x.contiguous(), weight))
 
 
 def test_rows_beyond_32_bits_are_reached(interpret: Interpret) -> None:
-    x, weight = torch.randn(2, 136).half(), int4_weight(136, 40, 64)
+    x, weight = torch.randn(2, 136).half(), rounded_layer(136, 40)
     actual = interpret(_with_rows_far_apart, x, weight)
     assert torch.equal(actual, interpret(kernel.w4a16_linear, x, weight))
 
@@ -242,10 +263,9 @@ def test_splitting_changes_no_bit(interpret: Interpret, num_tokens: int) -> None
     """Slabs hold NaN at first, so the test also shows that each is written completely before it is read."""
     in_features, out_features = 1090, 72
     x = torch.randn(num_tokens, in_features).half()
-    int4, int8 = int4_weight(1096, out_features, 32, True), int8_layer(in_features, out_features, True)
-    wide = torch.randn(num_tokens, 1096).half()
-    plan = plan_product(w4_tile(num_tokens, 2, 90), num_tokens, 1096, out_features)
-    whole, split = in_both_ways(lambda how: interpret(kernel.w4a16_linear, wide, int4, how), plan)
+    int4, int8 = rounded_layer(in_features, out_features), int8_layer(in_features, out_features, True)
+    plan = plan_product(w4_tile(num_tokens, 2, 90), num_tokens, in_features, out_features)
+    whole, split = in_both_ways(lambda how: interpret(kernel.w4a16_linear, x, int4, how), plan)
     assert torch.equal(whole, split)
     plan = plan_product(byte_tile(num_tokens, 2, 90), num_tokens, in_features, out_features)
     whole, split = in_both_ways(lambda how: interpret(kernel.w8a16_linear, x, int8, how), plan)
@@ -393,7 +413,7 @@ def test_one_token_of_a_large_layer_is_spread_over_programs() -> None:
 
 
 def test_weights_know_their_sizes() -> None:
-    weights: list[W4Weight | ByteWeight] = [int4_weight(136, 40, 64), int8_layer(136, 40)]
+    weights: list[W4Weight | ByteWeight] = [rounded_layer(136, 40), int8_layer(136, 40)]
     assert [(weight.in_features, weight.out_features) for weight in weights] == [(136, 40)] * 2
 
 

@@ -6,7 +6,15 @@ from typing import TypeVar
 import pytest
 import torch
 from gpu_cases import DTYPES, GPU, captured, needs_float8
-from quant_cases import fp8_groups_layer, fp8_layer, int4_layer, int8_layer, mxfp4_layer
+from quant_cases import (
+    CPU,
+    fp8_groups_layer,
+    fp8_layer,
+    int4_layer,
+    int8_layer,
+    mxfp4_layer,
+    rounded_layer,
+)
 
 from helpers.kernel_tolerances import assert_close_to_reference
 from naiad_kernels.linear.quantised import (
@@ -15,7 +23,6 @@ from naiad_kernels.linear.quantised import (
     W4Weight,
     quantize_tokens,
     reference,
-    repack_gptq,
     repack_mxfp4,
     w4a16_linear,
     w8a8_linear,
@@ -26,6 +33,8 @@ pytestmark = pytest.mark.gpu
 
 NUM_TOKENS = [1, 7, 16, 17, 50, 300]
 LAYERS = [(4096, 512), (1000, 136), (576, 1536)]
+# The same with inputs that are whole groups of 32.
+FOUR_BIT_LAYERS = [(4096, 512), (992, 136), (576, 1536)]
 Parts = TypeVar("Parts", W4Weight, ByteWeight, ByteTokens)
 
 
@@ -43,9 +52,9 @@ def on_gpu(parts: Parts) -> Parts:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("num_tokens", NUM_TOKENS)
 @pytest.mark.parametrize("group_size", [32, 64, 128, -1])
-@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize("layer", FOUR_BIT_LAYERS)
 def test_w4a16(layer: tuple[int, int], group_size: int, num_tokens: int, dtype: torch.dtype) -> None:
-    weight = repack_gptq(int4_layer(*layer, group_size, has_bias=True).as_gptq(), group_size)
+    weight = int4_layer(*layer, group_size, has_bias=True).packed()
     x = torch.randn(num_tokens, layer[0]).to(dtype)
     expected = reference.w4a16_linear(x, weight)
     assert_close_to_reference(w4a16_linear(x.to(GPU), on_gpu(weight)).cpu(), expected)
@@ -53,9 +62,18 @@ def test_w4a16(layer: tuple[int, int], group_size: int, num_tokens: int, dtype: 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("num_tokens", NUM_TOKENS)
-@pytest.mark.parametrize("layer", [(4096, 512), (992, 136), (576, 1536)])
+def test_w4a16_of_inputs_that_are_no_whole_groups(num_tokens: int, dtype: torch.dtype) -> None:
+    x = torch.randn(num_tokens, 1000).to(dtype)
+    for weight in (rounded_layer(1000, 136), int4_layer(1000, 136, -1, has_bias=True).packed()):
+        expected = reference.w4a16_linear(x, weight)
+        assert_close_to_reference(w4a16_linear(x.to(GPU), on_gpu(weight)).cpu(), expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("num_tokens", NUM_TOKENS)
+@pytest.mark.parametrize("layer", FOUR_BIT_LAYERS)
 def test_mxfp4(layer: tuple[int, int], num_tokens: int, dtype: torch.dtype) -> None:
-    weight = repack_mxfp4(mxfp4_layer(*layer), torch.randn(layer[1]), torch.device("cpu"))
+    weight = repack_mxfp4(mxfp4_layer(*layer), torch.randn(layer[1]), CPU)
     x = torch.randn(num_tokens, layer[0]).to(dtype)
     expected = reference.w4a16_linear(x, weight)
     assert_close_to_reference(w4a16_linear(x.to(GPU), on_gpu(weight)).cpu(), expected)
@@ -64,7 +82,7 @@ def test_mxfp4(layer: tuple[int, int], num_tokens: int, dtype: torch.dtype) -> N
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_float_of_four_bits_is_converted_exactly(dtype: torch.dtype) -> None:
     """The conversion goes through subnormal numbers, which must not be flushed."""
-    weight = repack_mxfp4(mxfp4_layer(128, 64, range(127, 128)), None, torch.device("cpu"))
+    weight = repack_mxfp4(mxfp4_layer(128, 64, range(127, 128)), None, CPU)
     x = torch.eye(128).to(dtype)
     assert torch.equal(w4a16_linear(x.to(GPU), on_gpu(weight)).cpu(), reference.w4a16_linear(x, weight))
 
@@ -126,7 +144,7 @@ def test_quantized_tokens(num_tokens: int, dtype: torch.dtype, by_span: bool) ->
 
 @pytest.mark.parametrize("num_tokens", [1, 16])
 def test_a_product_is_the_same_every_time(num_tokens: int) -> None:
-    weight = on_gpu(repack_gptq(int4_layer(4096, 512, 128).as_gptq(), 128))
+    weight = on_gpu(int4_layer(4096, 512, 128).packed())
     x = torch.randn(num_tokens, 4096).to(torch.bfloat16).to(GPU)
     first = w4a16_linear(x, weight)
     assert all(torch.equal(w4a16_linear(x, weight), first) for _ in range(20))
@@ -146,7 +164,7 @@ def test_a_captured_fp8_product_serves_other_activations() -> None:
 
 
 def test_a_captured_product_serves_other_activations() -> None:
-    weight = on_gpu(repack_gptq(int4_layer(1024, 256, 128).as_gptq(), 128))
+    weight = on_gpu(int4_layer(1024, 256, 128).packed())
     x = torch.randn(4, 1024).half().to(GPU)
     graph, out = captured(lambda: w4a16_linear(x, weight))
     x.normal_()

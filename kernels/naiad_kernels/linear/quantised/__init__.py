@@ -6,28 +6,18 @@ import torch
 
 from naiad_kernels.linear.quantised import reference
 from naiad_kernels.linear.quantised.kept import GPUForm, KeptWeight, MXFP4Weight, ReorderedNibbles
-from naiad_kernels.linear.quantised.repack import (
-    Int4Tensors,
-    repack_awq,
-    repack_gptq,
-    repack_mxfp4,
-    repack_nibbles,
-    repack_reordered,
-)
+from naiad_kernels.linear.quantised.repack import repack_mxfp4, repack_nibbles, repack_reordered
 from naiad_kernels.linear.quantised.weights import SPAN, ByteTokens, ByteWeight, W4Weight
 
 __all__ = [
     "ByteTokens",
     "ByteWeight",
     "GPUForm",
-    "Int4Tensors",
     "KeptWeight",
     "MXFP4Weight",
     "ReorderedNibbles",
     "W4Weight",
     "quantize_tokens",
-    "repack_awq",
-    "repack_gptq",
     "repack_mxfp4",
     "repack_nibbles",
     "repack_reordered",

@@ -25,11 +25,12 @@ class W4Weight:
 
     Attributes:
         words: `[num_spans, out_features, 16]` int32, see `SPAN`.
-        scales: `[num_groups, out_features]`, floating dtype; groups of padding have scale 0. Without zeros
-            uint8: weight = value of the code in e2m1 · 2^(scale − 127).
+        scales: `[num_groups, out_features]` float16; groups of padding have scale 0. Without zeros uint8:
+            weight = value of the code in e2m1 · 2^(scale − 127).
         zeros: `[num_groups, out_features]` int16, 0 … 16, or None.
         in_features: the layer's number of input features, without padding.
-        group_size: number of inputs that share a scale and a zero: 32, 64 or a multiple of 128.
+        group_size: number of inputs that share a scale and a zero: 32, 64, 128, or all with their padding;
+            without zeros 32. The kernels would read groups of any multiple of 128.
         input_order: `[in_features]` int64, the input that each stored row multiplies; None: in order.
         bias: `[out_features]`, floating dtype, or None.
     """
