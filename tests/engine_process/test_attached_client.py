@@ -256,6 +256,8 @@ def test_outputs_that_can_not_be_taken_end_their_sequences_alone(
     visitor.client.submit([make_request(1, SLOW_ID, max_tokens=10**6)])
     visitor.recorder.wait_finished(1)
     assert visitor.recorder.outputs[1][0].error_status == "INTERNAL"
+    # It was accepted, so it counts.
+    assert visitor.recorder.outputs[1][0].timings is not None
     visitor.client.submit([make_request(2, first_id=4)])
     visitor.recorder.wait_finished(2)
     assert visitor.recorder.token_ids(2) == [4, 5, 6]

@@ -146,6 +146,8 @@ def test_outputs_that_can_not_be_taken_end_their_sequences_alone(
     client.submit([make_request(1, SLOW_ID, max_tokens=10**6)])
     recorder.wait_finished(1)
     assert recorder.outputs[1][0].error_status == "INTERNAL"
+    # It was accepted, so it counts.
+    assert recorder.outputs[1][0].timings is not None
     # It is aborted in the engine, too.
     recorder.wait_for(lambda: bool(recorder.stats) and recorder.stats[-1].num_running == 0)
     client.submit([make_request(2, first_id=4)])

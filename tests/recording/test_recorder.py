@@ -11,7 +11,7 @@ import pytest
 
 from naiad.errors import ConfigError
 from naiad.line_file import prepare
-from naiad.outputs import RequestOutput
+from naiad.outputs import RequestOutput, error_output
 from naiad.recording.record import RequestRecord
 from naiad.recording.record_file import MAX_WAITING, RecordFile
 from naiad.recording.recorder import Recorder
@@ -103,11 +103,15 @@ def test_what_the_engine_lost_has_failed_and_what_it_refused_was_none(tmp_path: 
     lost, refused = request(1), request(2)
     door.recorder.begin([lost, refused])
     door.recorder.forget([refused])
+    refused_by_engine = request(3, num_sequences=2)
+    door.recorder.begin([refused_by_engine])
+    door.recorder.take_outputs(error_output(each, "INVALID_ARGUMENT", "no") for each in (3, 4))
     door.say(1, [5])
     door.recorder.lose()
     door.recorder.lose()
     (line,) = door.lines()
     assert [(each["token_ids"], each["finish_reason"]) for each in line["outputs"]] == [([5], "error")]
+    assert door.file.counts() == {"written": 1, "dropped": 0}
 
 
 @pytest.mark.parametrize("is_full", [False, True])

@@ -57,14 +57,17 @@ class Recorder:
                 self._open.update(dict.fromkeys(request.sequence_ids, known))
 
     def take_outputs(self, outputs: Iterable[RequestOutput]) -> None:
-        """Take the engine's outputs."""
+        """Take the engine's outputs; a request that it refuses is dropped."""
         with self._lock:
             for output in outputs:
                 known = self._open.get(output.sequence_id)
-                if known is not None:
-                    known.token_ids[output.sequence_id] += output.token_ids
-                    if output.finish_reason is not None:
-                        self._end(output.sequence_id, output.finish_reason)
+                if known is None:
+                    continue
+                known.token_ids[output.sequence_id] += output.token_ids
+                if output.finish_reason is FinishReason.ERROR and output.timings is None:
+                    self._drop(known.request)
+                elif output.finish_reason is not None:
+                    self._end(output.sequence_id, output.finish_reason)
 
     def lose(self, sequence_ids: Collection[int] | None = None) -> None:
         """Record that these sequences (None: all) have ended with an error, without further outputs."""
@@ -74,11 +77,14 @@ class Recorder:
                 self._end(sequence_id, FinishReason.ERROR)
 
     def forget(self, requests: Iterable[EngineRequest]) -> None:
-        """Drop requests that the engine did not accept."""
+        """Drop requests that the engine did not get."""
         with self._lock:
             for request in requests:
-                for sequence_id in request.sequence_ids:
-                    self._open.pop(sequence_id, None)
+                self._drop(request)
+
+    def _drop(self, request: EngineRequest) -> None:
+        for sequence_id in request.sequence_ids:
+            self._open.pop(sequence_id, None)
 
     def _end(self, sequence_id: int, reason: FinishReason) -> None:
         known = self._open.pop(sequence_id)

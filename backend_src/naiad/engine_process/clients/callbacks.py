@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import ParamSpec
 
 from naiad.errors import place_of
-from naiad.outputs import RequestOutput, error_output
+from naiad.outputs import RequestOutput, Timings, error_output
 
 _Params = ParamSpec("_Params")
 
@@ -27,4 +27,5 @@ def call_back(callback: Callable[_Params, None], *args: _Params.args, **kwargs: 
 def failures_of(outputs: Iterable[RequestOutput]) -> list[RequestOutput]:
     """The last outputs of sequences that can not go on because these outputs of theirs were not taken."""
     ids = dict.fromkeys(output.sequence_id for output in outputs)
-    return [error_output(each, "INTERNAL", "internal error while taking an output") for each in ids]
+    message = "internal error while taking an output"
+    return [error_output(each, "INTERNAL", message, Timings()) for each in ids]
