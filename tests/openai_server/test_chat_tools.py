@@ -226,6 +226,22 @@ def test_a_call_that_a_stop_string_cuts_off_is_not_finished(api: Any, fields: di
     assert said.calls == [[["get_weather", ARGUMENTS]]]
 
 
+END = "\n</tool_call>"
+
+
+@pytest.mark.parametrize("size", range(len(END) + 1))
+def test_a_call_that_is_cut_off_behind_its_arguments_is_whole(api: Any, size: int) -> None:
+    text = CALL.removesuffix(END) + END[:size]
+    for fields in ({"tools": TOOLS, "tool_choice": "required"}, {"tools": STRICT}, {"tools": TOOLS}):
+        for reason, stop, expected in (
+            (FinishReason.LENGTH, "", "length"),
+            (FinishReason.STOP, END[size : size + 1] or "#", "tool_calls"),
+        ):
+            said = both(say(api, text, reason=reason, stop=stop), **fields)
+            assert (said.texts, said.reasons) == ([""], [expected])
+            assert said.calls == [[["get_weather", ARGUMENTS]]]
+
+
 def test_strict_tools_constrain_calls_alone(api: Any) -> None:
     said = both(say(api, "Hello"), tools=STRICT)
     assert said.texts == ["Hello"]

@@ -87,6 +87,33 @@ def test_a_certain_call_that_is_cut_off_keeps_its_arguments_so_far() -> None:
         assert (found.content, found.calls) == ("", [("f", '{"a": "Par')])
 
 
+# Every family with an end mark, and a call up to its complete arguments.
+WHOLE_CALLS = {
+    "hermes": '<tool_call>\n{"name": "f", "arguments": {"a": "x"}}',
+    "qwen3_coder": "<tool_call>\n<function=f>\n<parameter=a>\nx\n</parameter>\n</function>",
+    "phi4_mini_json": '<|tool_call|>[{"name": "f", "arguments": {"a": "x"}}]',
+    "pythonic": "<|python_start|>[f(a='x')]",
+}
+
+
+def test_the_calls_have_every_family_with_an_end_mark() -> None:
+    assert set(WHOLE_CALLS) == {family.name for family in CALL_FAMILIES if family.end}
+
+
+@pytest.mark.parametrize("are_certain", [True, False])
+@pytest.mark.parametrize("family", WHOLE_CALLS)
+def test_a_beginning_of_the_end_mark_is_no_content(family: str, are_certain: bool) -> None:
+    end = f"\n{FAMILY[family].end}"
+    for size in range(len(end) + 1):
+        text = f"Look.{WHOLE_CALLS[family]}{end[:size]}"
+        for pieces in (cut(text, []), cut(text, range(1, len(text)))):
+            for deltas in ([pieces], [[piece] for piece in pieces], [pieces, []]):
+                found = heard(parser_for(family, are_certain=are_certain), deltas)
+                assert (found.content, found.calls) == ("Look.", [("f", '{"a": "x"}')]), text
+        parser = parser_for(family, are_certain=are_certain)
+        assert not parser.parse_delta(cut(text, []), finished=True).has_open_call
+
+
 @pytest.mark.parametrize(
     ("family", "text", "is_open"),
     [

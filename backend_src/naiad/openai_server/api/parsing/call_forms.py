@@ -56,7 +56,7 @@ class CallSink(Protocol):
 
 
 def read_calls(family: CallFamily, cursor: Cursor, sink: CallSink) -> Reading[None]:
-    """Read calls behind the mark that begins them, and the mark that ends them.
+    """Read calls behind the mark that begins them, and the mark that ends them, which may be cut off.
 
     What comes after a complete call and is none of the form is left for others.
 
@@ -65,7 +65,7 @@ def read_calls(family: CallFamily, cursor: Cursor, sink: CallSink) -> Reading[No
     """
     yield from _READERS[family.form](family, cursor, sink)
     if family.end:
-        yield from cursor.sees_after_space(family.end)
+        yield from cursor.pass_mark(family.end)
 
 
 def _read_json(family: CallFamily, cursor: Cursor, sink: CallSink) -> Reading[None]:

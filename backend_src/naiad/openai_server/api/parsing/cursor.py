@@ -110,6 +110,14 @@ class Cursor:
         self.at = begin
         return False
 
+    def pass_mark(self, mark: str) -> Reading[None]:
+        """Read white space and a mark if they are next, or as much of them as there is before the end."""
+        begin = self.at
+        yield from self.space()
+        if not (yield from self.sees(mark)):
+            is_cut = self.is_ended and mark.startswith(self.rest)
+            self.at = self.end if is_cut else begin
+
     def expect(self, literal: str) -> Reading[None]:
         """Read this text.
 
