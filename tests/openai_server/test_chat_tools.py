@@ -407,6 +407,11 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         "structured_outputs.regex",
         "structured_outputs.regex (regex) can not be combined with tools",
     ),
+    (
+        {"messages": [*HELLO, {"role": "assistant", "content": " "}], "continue_final_message": True},
+        "messages",
+        "messages: the answer can not continue the content of the last message, as it is empty: expected text",
+    ),
     ({"guided_json": {}}, "guided_json", "guided_json = {} is not supported"),
 ]
 

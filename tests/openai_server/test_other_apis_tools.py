@@ -30,7 +30,7 @@ from helpers.responses_api import (
     text_of,
     whole_response,
 )
-from helpers.scripted_model import REASONING_TEMPLATE, Scripted, scripted_model
+from helpers.scripted_model import REASONING_TEMPLATE, TOOL_TEMPLATE, Scripted, scripted_model
 from naiad.openai_server.api.parsing.families import FamilyChoices
 from naiad.sequence import FinishReason, GrammarKind
 
@@ -41,6 +41,7 @@ TOOL = {**WEATHER, "input_schema": PARAMETERS}
 ARGUMENTS = '{"city": "Paris 😀"}'
 CALL = f'<tool_call>\n{{"name": "get_weather", "arguments": {ARGUMENTS}}}\n</tool_call>'
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+CHOICES = "expected none, auto, required or {'type': 'function', 'name': NAME}."
 FORM = {"type": "json_schema", "name": "x", "schema": SCHEMA}
 
 
@@ -183,7 +184,17 @@ def test_the_format_of_a_response(api: Any) -> None:
         (
             {"tools": [FUNCTION], "tool_choice": {"type": "mcp"}},
             "tool_choice",
-            "tool_choice = {'type': 'mcp'}",
+            f"tool_choice = {{'type': 'mcp'}} is not supported: {CHOICES}",
+        ),
+        (
+            {"tools": [FUNCTION], "tool_choice": "x"},
+            "tool_choice",
+            f"tool_choice = 'x' is not supported: {CHOICES}",
+        ),
+        (
+            {"tool_choice": {"type": "function", "name": "f"}},
+            "tool_choice",
+            "tool_choice = {'type': 'function', 'name': 'f'}: expected tools",
         ),
         ({"tool_choice": "required"}, "tool_choice", "tool_choice = 'required': expected tools"),
         (
@@ -331,6 +342,7 @@ def test_results_of_calls_are_blocks_of_the_user(api: Any) -> None:
         ({"tools": [TOOL], "tool_choice": {"type": "tool"}}, "tool_choice = {'type': 'tool'}"),
         ({"tools": [TOOL], "tool_choice": {"type": "any", "name": "f"}}, "tool_choice = {'type': 'any'"),
         ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "g"}}, "tool_choice names 'g'"),
+        ({"tool_choice": {"type": "any"}}, "tool_choice = {'type': 'any'}: expected tools with it."),
     ],
 )
 def test_what_messages_refuse(api: Any, fields: dict[str, Any], begin: str) -> None:
@@ -338,3 +350,48 @@ def test_what_messages_refuse(api: Any, fields: dict[str, Any], begin: str) -> N
     status, _, raw = post(api, MESSAGES, body)
     assert status == 400
     assert json.loads(raw)["error"]["message"].startswith(begin), raw
+
+
+USE = {"type": "tool_use", "id": "t1", "name": "get_weather", "input": {}}
+NO_TEXT = "has no text: expected text, which the answer continues, or a message of the user after it."
+HAS_USE = "holds tool_use: expected a message of the user with its tool_result after it."
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ("", NO_TEXT),
+        (" \n", NO_TEXT),
+        ([], NO_TEXT),
+        ([{"type": "text", "text": ""}], NO_TEXT),
+        ([USE], HAS_USE),
+        ([{"type": "text", "text": "Look."}, USE], HAS_USE),
+    ],
+)
+def test_a_last_message_of_the_assistant_that_can_not_be_continued(
+    api: Any, content: Any, problem: str
+) -> None:
+    messages = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": content}]
+    for path, fields in ((MESSAGES, {"max_tokens": 5}), (COUNT, {})):
+        status, _, raw = post(api, path, {"model": "first", "messages": messages, "tools": [TOOL], **fields})
+        assert status == 400
+        expected = f"messages[1] is the last message, of the assistant, and {problem}"
+        assert json.loads(raw)["error"]["message"] == expected
+
+
+def test_a_last_message_of_the_assistant_is_continued(api: Any) -> None:
+    messages = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "It is"}]
+    message(say(api, " so."), messages=messages)
+    assert api.prompts[-1].endswith("assistant\nIt is")
+
+
+def test_a_last_message_that_the_template_changes_can_not_be_continued(tmp_path: Path) -> None:
+    messages = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "It is"}]
+    body = {"model": "first", "max_tokens": 5, "messages": messages}
+    with scripted_model(
+        tmp_path, TOOL_TEMPLATE.replace("message.content", "message.content | upper")
+    ) as script:
+        status, _, raw = post(script, MESSAGES, body)
+    assert status == 400
+    expected = "messages: the answer can not continue the content of the last message, as the chat template"
+    assert json.loads(raw)["error"]["message"].startswith(expected)

@@ -174,8 +174,9 @@ def _continued(text: str, last_content: str) -> str:
     content = last_content.strip()
     place = text.rfind(content)
     if not content or place < 0:
+        reason = "the chat template does not show it as it is" if content else "it is empty: expected text"
         raise InvalidRequestError(
-            "continue_final_message: the chat template does not show the last message's content as it is"
+            f"messages: the answer can not continue the content of the last message, as {reason}"
         )
     end = place + len(content)
     # Spaces at the content's end belong to it if the template keeps them.

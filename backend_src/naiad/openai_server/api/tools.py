@@ -17,7 +17,7 @@ MAX_TOOLS_BYTES = 256 * 1024
 _NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
 _NAME_RULE = "1 … 128 letters, digits or _ . : / -"
 _FUNCTION_KEYS = ("name", "description", "parameters", "strict")
-_MODES = ("none", "auto", "required")
+MODES = ("none", "auto", "required")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ def read_tools(sent: Sequence[Any] | None, choice: Any, parallel: bool | None) -
     tools = _tools(sent or ())
     mode, name = _choice(choice)
     if mode != "auto" and mode != "none" and not tools:
-        raise _error(f"tool_choice = {shown(choice)}: expected tools with it", "tool_choice")
+        raise choice_without_tools(choice)
     if mode == "none" or not tools:
         return NO_TOOLS
     callable_tools = tools
@@ -93,6 +93,11 @@ def read_tools(sent: Sequence[Any] | None, choice: Any, parallel: bool | None) -
         is_required=mode in ("required", "named"),
         allows_several=parallel is not False and not name,
     )
+
+
+def choice_without_tools(sent: Any) -> APIError:
+    """The error for a choice that asks for a call where there are no tools."""
+    return _error(f"tool_choice = {shown(sent)}: expected tools with it", "tool_choice")
 
 
 def _tools(sent: Sequence[Any]) -> tuple[Tool, ...]:
@@ -159,7 +164,7 @@ def _choice(sent: Any) -> tuple[str, str]:
     if sent is None:
         return "auto", ""
     if isinstance(sent, str):
-        if sent in _MODES:
+        if sent in MODES:
             return sent, ""
     elif isinstance(sent, Mapping) and sent.get("type") == "function":
         function = sent.get("function")

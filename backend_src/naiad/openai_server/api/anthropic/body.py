@@ -10,6 +10,7 @@ import msgspec
 from naiad.openai_server.api.anthropic.blocks import messages_of
 from naiad.openai_server.api.anthropic.tools import chat_tool_choice, chat_tools
 from naiad.openai_server.api.bodies import ANY, ChatBody, OtherFields, RequestBody, SamplingBody
+from naiad.openai_server.api.errors import APIError
 from naiad.openai_server.api.reading import AskedGeneration, RequestReader
 
 # The prefix cache works by itself, so marks of what to cache change nothing.
@@ -99,13 +100,32 @@ def num_tokens(reader: RequestReader, body: CountBody) -> TokenCount:
     return TokenCount(reader.num_chat_tokens(chat, _NAMES))
 
 
+def _check_continued(place: str, message: Mapping[str, Any]) -> None:
+    """Refuse a last message of the assistant that nothing can be added to.
+
+    Raises:
+        APIError: it has no text, or a `tool_use`.
+    """
+    if message.get("tool_calls"):
+        problem = "holds tool_use: expected a message of the user with its tool_result after it"
+    elif not message["content"].strip():
+        problem = "has no text: expected text, which the answer continues, or a message of the user after it"
+    else:
+        return
+    text = f"{place} is the last message, of the assistant, and {problem}."
+    raise APIError(400, text, param="messages")
+
+
 def _prompt(body: MessageBody | CountBody) -> dict[str, Any]:
     """The fields of a chat's prompt; the answer goes on with a last message of the assistant."""
     messages = messages_of(body.messages, body.system)
+    continues = messages[-1]["role"] == "assistant"
+    if continues:
+        _check_continued(f"messages[{len(body.messages) - 1}]", messages[-1])
     return {
         "messages": messages,
-        "continue_final_message": messages[-1]["role"] == "assistant",
+        "continue_final_message": continues,
         "chat_template_kwargs": body.chat_template_kwargs,
         "tools": chat_tools(body.tools),
-        **chat_tool_choice(body.tool_choice),
+        **chat_tool_choice(body.tool_choice, body.tools),
     }

@@ -7,7 +7,7 @@ from typing import Any
 
 from naiad.frontend.field import shown
 from naiad.openai_server.api.errors import APIError
-from naiad.openai_server.api.tools import read_function
+from naiad.openai_server.api.tools import choice_without_tools, read_function
 
 _KEYS = ("type", "name", "description", "input_schema", "strict")
 # The prefix cache works by itself.
@@ -27,11 +27,15 @@ def chat_tools(sent: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]]
     return [_chat_tool(f"tools[{index}]", tool) for index, tool in enumerate(sent)]
 
 
-def chat_tool_choice(sent: Mapping[str, Any] | None) -> dict[str, Any]:
+def chat_tool_choice(sent: Mapping[str, Any] | None, tools: Sequence[Any] | None) -> dict[str, Any]:
     """The fields of the chat that say how tools may be called.
 
+    Args:
+        sent: the choice.
+        tools: the tools of the message.
+
     Raises:
-        APIError: the choice is not valid.
+        APIError: the choice is not valid, or asks for a call where there are no tools.
     """
     if sent is None:
         return {}
@@ -43,6 +47,8 @@ def chat_tool_choice(sent: Mapping[str, Any] | None) -> dict[str, Any]:
     if choice is None or set(sent) - known or not isinstance(is_single, bool | None):
         message = f"tool_choice = {shown(sent)} is not supported: {_EXPECTED}."
         raise APIError(400, message, param="tool_choice")
+    if kind in ("any", "tool") and not tools:
+        raise choice_without_tools(sent)
     return {"tool_choice": choice, "parallel_tool_calls": not is_single}
 
 

@@ -114,7 +114,7 @@ def _chat_of(body: ResponseBody) -> ChatBody:
         response_format=_response_format(body.text.format if body.text else None),
         structured_outputs=body.structured_outputs,
         tools=chat_tools(body.tools),
-        tool_choice=chat_tool_choice(body.tool_choice),
+        tool_choice=chat_tool_choice(body.tool_choice, body.tools),
         parallel_tool_calls=body.parallel_tool_calls,
     )
 

@@ -8,7 +8,7 @@ from typing import Any
 from naiad.frontend.field import shown
 from naiad.openai_server.api.errors import APIError
 from naiad.openai_server.api.responses.answers import FunctionTool, ToolChoice
-from naiad.openai_server.api.tools import read_function
+from naiad.openai_server.api.tools import MODES, choice_without_tools, read_function
 
 
 def chat_tools(sent: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]] | None:
@@ -22,19 +22,28 @@ def chat_tools(sent: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]]
     return [_chat_tool(f"tools[{index}]", tool) for index, tool in enumerate(sent)]
 
 
-def chat_tool_choice(sent: str | Mapping[str, Any] | None) -> str | dict[str, Any] | None:
+def chat_tool_choice(
+    sent: str | Mapping[str, Any] | None, tools: Sequence[Any] | None
+) -> str | dict[str, Any] | None:
     """The choice of the chat.
 
+    Args:
+        sent: the choice.
+        tools: the tools of the response.
+
     Raises:
-        APIError: it is not valid.
+        APIError: it is not valid, or names a tool where there are none.
     """
-    if sent is None or isinstance(sent, str):
+    if sent is None or (isinstance(sent, str) and sent in MODES):
         return sent
-    if sent.get("type") != "function" or not isinstance(sent.get("name"), str) or len(sent) != 2:
+    named = sent if isinstance(sent, Mapping) else {}
+    if named.get("type") != "function" or not isinstance(named.get("name"), str) or len(named) != 2:
         expected = "expected none, auto, required or {'type': 'function', 'name': NAME}"
         message = f"tool_choice = {shown(sent)} is not supported: {expected}."
         raise APIError(400, message, param="tool_choice")
-    return {"type": "function", "function": {"name": sent["name"]}}
+    if not tools:
+        raise choice_without_tools(sent)
+    return {"type": "function", "function": {"name": named["name"]}}
 
 
 def shown_tools(sent: Sequence[Mapping[str, Any]] | None) -> list[FunctionTool]:
