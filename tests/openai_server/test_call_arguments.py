@@ -131,7 +131,14 @@ def test_schemas_of_tools_that_have_to_be_called_are_checked(plain: Vocabulary, 
     outputs = plain.outputs(family)
     misspelt = Tool("f", "", {"properties": {"a": {"type": "integer", "minimun": 5}}})
     strict = replace(NOW, is_strict=True)
+    ref = {"$ref": "#/$defs/A"}
+    endless = Tool("f", "", {"properties": {"a": ref}, "required": ["a"], "$defs": {"A": ref}})
     for use, what in (
+        (
+            {"tools": (endless,), "is_required": True},
+            r"the tool f: \$ref = '#/\$defs/A' leads back to itself",
+        ),
+        ({"tools": (endless, strict)}, r"the tool f: \$ref = '#/\$defs/A' leads back to itself"),
         ({"tools": (misspelt,), "is_required": True}, "the tool f: unknown keyword 'minimun'"),
         ({"tools": (replace(misspelt, is_strict=True),)}, "the strict tool f: unknown keyword 'minimun'"),
         ({"tools": (Tool("f", "", optional(451)),), "is_required": True}, "the tool f: an object has 451 "),

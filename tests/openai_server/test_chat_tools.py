@@ -343,6 +343,14 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         "tools",
         "the parameters of the strict tool get_weather: unknown keyword 'colour'",
     ),
+    (
+        {
+            "tools": tools(parameters={"$ref": "#/$defs/A", "$defs": {"A": {"$ref": "#/$defs/A"}}}),
+            "tool_choice": "required",
+        },
+        "tools",
+        "the parameters of the tool get_weather: $ref = '#/$defs/A' leads back to itself for the same value",
+    ),
     ({"tool_choice": "required"}, "tool_choice", "tool_choice = 'required': expected tools with it"),
     ({"tools": TOOLS, "tool_choice": "some"}, "tool_choice", "tool_choice = 'some' is not supported"),
     ({"tools": TOOLS, "tool_choice": {"type": "any"}}, "tool_choice", "tool_choice = {'type': 'any'}"),
@@ -410,7 +418,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     (
         {"messages": [*HELLO, {"role": "assistant", "content": " "}], "continue_final_message": True},
         "messages",
-        "messages: the answer can not continue the content of the last message, as it is empty: expected text",
+        "messages: the answer can not continue the content of the last message, as it is empty: expected",
     ),
     ({"guided_json": {}}, "guided_json", "guided_json = {} is not supported"),
 ]

@@ -1,4 +1,4 @@
-"""Finds in JSON schemas keywords that would be ignored, and objects that would cost too much."""
+"""Finds in JSON schemas what would be ignored, would cost too much, or would never come to an end."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import msgspec
 
 from naiad.grammar.limits import MAX_OPTIONAL_PROPERTIES
 from naiad.grammar.patterns import rewrite_patterns
+from naiad.grammar.references import check_references
 from naiad.grammar.schema_values import check_values
 
 
@@ -49,7 +50,8 @@ def read_schema(source: str) -> Any:
 
     Raises:
         ValueError: it is not JSON or not a schema, or it has a keyword that JSON Schema does not have, or too
-            many properties that may be left out; the message says which.
+            many properties that may be left out, or a `$ref` that leads back to itself; the message says
+            which.
     """
     try:
         schema = msgspec.json.decode(source)
@@ -70,17 +72,19 @@ def read_schema(source: str) -> Any:
                 raise ValueError(f"unknown keyword {keyword[:_MAX_SHOWN]!r}")
         _check_num_optional(each)
         check_values(each)
+    check_references(schema, _schemas(schema))
     return schema
 
 
-def check_sizes(schema: Mapping[str, Any]) -> None:
-    """Check the objects of a schema, whose keywords may be any.
+def check_structure(schema: Mapping[str, Any]) -> None:
+    """Check a schema whose keywords may be any.
 
     Raises:
-        ValueError: one has too many properties that may be left out.
+        ValueError: an object has too many properties that may be left out, or a `$ref` leads back to itself.
     """
     for each in _schemas(schema):
         _check_num_optional(each)
+    check_references(schema, _schemas(schema))
 
 
 def schema_text(source: str) -> str:

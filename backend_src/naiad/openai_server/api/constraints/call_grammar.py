@@ -6,7 +6,7 @@ import json
 import re
 from dataclasses import dataclass
 
-from naiad.grammar.json_schema import check_sizes, read_schema
+from naiad.grammar.json_schema import check_structure, read_schema
 from naiad.openai_server.api.constraints.arguments import UnenforceableError, arguments_rule
 from naiad.openai_server.api.constraints.lark import TEXT, LarkWriter
 from naiad.openai_server.api.errors import APIError
@@ -96,7 +96,7 @@ class CallGrammar:
             if tool.is_strict or self.use.is_required:
                 read_schema(json.dumps(tool.parameters))
             else:
-                check_sizes(tool.parameters)
+                check_structure(tool.parameters)
             arguments = arguments_rule(
                 self.writer, self.family.form, tool.parameters, is_strict=tool.is_strict
             )
