@@ -105,6 +105,19 @@ def test_arguments_are_read_as_they_are_constrained(
             )
         ),
         (CallForm.PYTHON, {"properties": {"a-b": {}}}, "the argument 'a-b'"),
+        *(
+            (form, {"properties": {"a": {"items": {"$ref": ref}}}}, f"ref = '{ref}', which is none")
+            for form in (CallForm.PYTHON, CallForm.XML)
+            for ref in ("#", "#/properties/a")
+        ),
+        (
+            CallForm.PYTHON,
+            {
+                "properties": {"a": {"$ref": "#/$defs/x"}},
+                "$defs": {"x": {"properties": {"b": {"$ref": "#"}}}},
+            },
+            "ref = '#', which is none",
+        ),
         (CallForm.PYTHON, {"anyOf": []}, "anyOf"),
         (CallForm.XML, {"additionalProperties": {"type": "string"}}, "additionalProperties"),
     ],

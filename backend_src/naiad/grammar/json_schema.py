@@ -87,6 +87,11 @@ def check_structure(schema: Mapping[str, Any]) -> None:
     check_references(schema, _schemas(schema))
 
 
+def refs_in(schema: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the `$ref` of the schema and of each schema in it."""
+    return (ref for each in _schemas(schema) if isinstance(ref := each.get("$ref"), str))
+
+
 def schema_text(source: str) -> str:
     """Check a schema; return it as llguidance has to read it.
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from naiad.grammar.json_schema import refs_in
 from naiad.openai_server.api.constraints.lark import TEXT, LarkWriter, quoted
 from naiad.openai_server.api.parsing.families import CallForm
 from naiad.openai_server.api.parsing.xml_values import branches, own_types, types_of
@@ -15,6 +16,7 @@ from naiad.openai_server.api.parsing.xml_values import branches, own_types, type
 Schema = Mapping[str, Any]
 
 _DEFINITIONS = {"$defs", "definitions"}
+_MAX_SHOWN = 80
 # What arguments that are not written as JSON can obey.
 _OBJECT_KEYS = {
     *_DEFINITIONS,
@@ -75,6 +77,10 @@ def _properties(
     unknown = sorted(set(parameters) - _OBJECT_KEYS)
     if is_strict and (unknown or parameters.get("additionalProperties") not in (None, False)):
         raise UnenforceableError(unknown[0] if unknown else "additionalProperties")
+    # The schema of an argument stands alone, with the definitions.
+    for ref in refs_in(parameters):
+        if not any(ref.startswith(f"#/{each}/") for each in _DEFINITIONS):
+            raise UnenforceableError(f"$ref = {ref[:_MAX_SHOWN]!r}, which is none of the definitions")
     definitions = {key: parameters[key] for key in sorted(_DEFINITIONS & set(parameters))}
     required = parameters.get("required", ())
     return [
