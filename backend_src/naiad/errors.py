@@ -8,6 +8,8 @@ from typing import ClassVar, Literal
 
 # Refusals of a full queue begin like the message of the server's own queue, because clients look for that.
 QUEUE_IS_FULL = "Exceeds maximum queue size, the queue is full"
+# Without the limit: what reaches an engine is only what was left of it, which no client has sent.
+NOT_STARTED = "timeout: the request was not started within its time limit"
 
 _MAX_FRAMES = 4
 

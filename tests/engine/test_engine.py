@@ -217,13 +217,12 @@ def test_the_nearest_deadline_comes_first_whatever_the_order_of_arrival() -> Non
     assert ended == [[1], [1, 3], [1, 2, 3]]
 
 
-@pytest.mark.parametrize(
-    ("timeout_s", "shown"), [(1e-6, "1e-06 s"), (0.25, "0.25 s"), (31536000.0, "3.15e+07 s")]
-)
-def test_a_deadline_in_the_queue_names_the_timeout(timeout_s: float, shown: str) -> None:
+@pytest.mark.parametrize("timeout_s", [1e-6, 0.25, 31536000.0])
+def test_a_deadline_in_the_queue_names_no_time(timeout_s: float) -> None:
+    """The engine has only what was left of the client's."""
     drive = EngineDrive(max_num_seqs=1)
     drive.now = 54321.987
     drive.add(1, [1], timeout_s=timeout_s)
     drive.now += 1e9
     drive.step()
-    assert drive.finals[1].error_message.endswith(f"was not started within {shown}")
+    assert drive.finals[1].error_message == "timeout: the request was not started within its time limit"

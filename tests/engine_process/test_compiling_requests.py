@@ -110,7 +110,7 @@ def test_a_deadline_passes_while_the_grammar_compiles(served: Served, socket_dir
         (output,) = recorder.outputs[each]
         assert output.finish_reason is FinishReason.TIMEOUT
         assert output.error_status == "UNAVAILABLE"
-        assert output.error_message == "timeout: the request was not started within 0.05 s"
+        assert output.error_message == "timeout: the request was not started within its time limit"
     let_go(socket_dir)
     client.submit([make_request(3, first_id=20)])
     recorder.wait_finished(3)

@@ -153,7 +153,7 @@ def test_a_deadline_in_the_queue_is_unavailable(narrow: Server, frontend: str) -
     streams = fill(narrow, is_unary, SLOTS)
     code, message = status_of(narrow, frontend, inputs_of(frontend, 4), timeout=200_000)
     assert code == "UNAVAILABLE"
-    assert "timeout: the request was not started within 0.2 s" in message
+    assert "timeout: the request was not started within its time limit" in message
     assert message.startswith("Error generating stream: ") == (frontend == "vllm_model")
     eventually(lambda: gauge(narrow, is_unary, "active") == SLOTS)
     empty(narrow, is_unary, streams)
@@ -166,7 +166,7 @@ def test_a_deadline_in_the_queue_over_http(narrow: Server, frontend: str, way: s
     status, text = narrow.post(f"/v2/models/{frontend}/{way}", http_body(frontend, 4) | {"timeout": 200_000})
     # The server has a single code for all errors of `generate`.
     assert status == 400
-    assert "timeout: the request was not started within 0.2 s" in text
+    assert "timeout: the request was not started within its time limit" in text
     empty(narrow, frontend in UNARY, streams)
 
 

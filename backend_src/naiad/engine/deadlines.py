@@ -30,12 +30,12 @@ class Deadlines:
         """Add a sequence's deadline."""
         heapq.heappush(self._heap, (deadline_s, sequence_id))
 
-    def pop_passed(self, now_s: float) -> Iterator[tuple[float, int]]:
-        """Remove the deadlines that have passed; yield those of live sequences, with the sequence's id."""
+    def pop_passed(self, now_s: float) -> Iterator[int]:
+        """Remove the deadlines that have passed; yield the ids of their sequences that are live."""
         while self._heap and self._heap[0][0] <= now_s:
-            deadline_s, sequence_id = heapq.heappop(self._heap)
+            _, sequence_id = heapq.heappop(self._heap)
             if self._is_live(sequence_id):
-                yield deadline_s, sequence_id
+                yield sequence_id
 
     def forget_ended(self, num_live: int) -> None:
         """Drop the deadlines of ended sequences if there are more than two deadlines for each live one.

@@ -15,7 +15,14 @@ from naiad.engine.snapshots import take_snapshot
 from naiad.engine.step_queue import StepQueue
 from naiad.engine.step_record import StepRecord
 from naiad.engine.step_runner import StepRunner
-from naiad.errors import QUEUE_IS_FULL, InternalError, InvalidRequestError, NaiadError, UnavailableError
+from naiad.errors import (
+    NOT_STARTED,
+    QUEUE_IS_FULL,
+    InternalError,
+    InvalidRequestError,
+    NaiadError,
+    UnavailableError,
+)
 from naiad.grammar import CompiledGrammar, Grammars
 from naiad.outputs import (
     EngineStats,
@@ -165,8 +172,7 @@ class Engine:
             limit_ms = round(1000 * self._target_first_token_s)
             raise UnavailableError(f"{QUEUE_IS_FULL}: {about} (target_first_token_ms = {limit_ms})")
         if sequence.deadline_s is not None and sequence.arrival_s + expected_s > sequence.deadline_s:
-            timeout_s = sequence.deadline_s - sequence.arrival_s
-            raise UnavailableError(f"{QUEUE_IS_FULL}: {about}, and the request ends after {timeout_s:.3g} s")
+            raise UnavailableError(f"{QUEUE_IS_FULL}: {about}, after the request's time limit")
         if learns:
             self._forecast.remember(sequence.sequence_id, expected_s)
 
@@ -355,7 +361,7 @@ class Engine:
     def _expire(self) -> list[RequestOutput]:
         """End the sequences whose deadlines have passed."""
         outputs: list[RequestOutput] = []
-        for deadline_s, sequence_id in self._deadlines.pop_passed(self._clock()):
+        for sequence_id in self._deadlines.pop_passed(self._clock()):
             live = self._live.get(sequence_id)
             sequence = live.sequence if live is not None else self._beams.first_sequence(sequence_id)
             has_started = sequence.status is SequenceStatus.RUNNING or sequence.num_preemptions > 0
@@ -365,10 +371,9 @@ class Engine:
                 else self._end_search(sequence_id, FinishReason.TIMEOUT)
             )
             if not has_started:
-                timeout_s = deadline_s - sequence.arrival_s
                 for output in ended:
                     output.error_status = UnavailableError.status
-                    output.error_message = f"timeout: the request was not started within {timeout_s:.3g} s"
+                    output.error_message = NOT_STARTED
             outputs += ended
         return outputs
 

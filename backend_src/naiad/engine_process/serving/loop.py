@@ -33,7 +33,7 @@ from naiad.engine_process.serving.compiling_view import add_compiling_rows, add_
 from naiad.engine_process.serving.connections import EXIT_FAILED, Connection, ConnectionEvent, Connections
 from naiad.engine_process.serving.queue_gate import QueueGate, QueueLimits
 from naiad.engine_process.serving.usage_reports import UsageReports
-from naiad.errors import NaiadError, StartupError, UnavailableError, place_of
+from naiad.errors import NOT_STARTED, NaiadError, StartupError, UnavailableError, place_of
 from naiad.grammar import Grammars
 from naiad.outputs import EngineStats, RequestOutput, ServedModel, Timings, error_output
 from naiad.sequence import EngineRequest, FinishReason
@@ -282,8 +282,7 @@ class EngineLoop:
                 self._engine.abort(engine_id)
         for request in compiling.take_late():
             live = [each for each in request.sequence_ids if each in self._sequences]
-            message = f"timeout: the request was not started within {request.timeout_s:.3g} s"
-            late = error_output(0, UnavailableError.status, message, Timings())
+            late = error_output(0, UnavailableError.status, NOT_STARTED, Timings())
             late.finish_reason = FinishReason.TIMEOUT
             self._answer(live, late)
 
