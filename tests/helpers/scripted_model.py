@@ -18,6 +18,7 @@ from helpers.tiny_tokenizers import byte_level_tokenizer, write_tokenizer
 from naiad.frontend.chunks import ChunkTexts
 from naiad.frontend.limits import ModelLimits
 from naiad.frontend.prompt import PromptEncoder
+from naiad.grammar.compiler import refusal
 from naiad.openai_server.api.parsing.families import FamilyChoices
 from naiad.openai_server.api.parsing.output_parser import grammar_of
 from naiad.openai_server.api.reading import AskedGeneration, RequestReader
@@ -29,7 +30,7 @@ from naiad.openai_server.metrics.http_metrics import HTTPMetrics
 from naiad.openai_server.model_routes import ModelRoutes
 from naiad.openai_server.route import add_routes
 from naiad.openai_server.streams import StreamWatch
-from naiad.outputs import RequestOutput, TokenLogProbs
+from naiad.outputs import RequestOutput, TokenLogProbs, error_output
 from naiad.sequence import FinishReason, SamplingParams
 from naiad.tokenization import Tokenizer
 from naiad.tokenization.text_decoder import context_ids
@@ -58,6 +59,7 @@ class Scripted:
         reason: why they end.
         stop: the stop string that follows what they say, and ends them; "": none does.
         num_at_once: tokens of a step.
+        problem: the engine refuses grammars because of this; "": it takes them.
         asked: the requests.
         prompts: their first prompts as text.
     """
@@ -67,6 +69,7 @@ class Scripted:
     reason: FinishReason = FinishReason.STOP
     stop: str = ""
     num_at_once: int = 1
+    problem: str = ""
     asked: list[AskedGeneration] = field(default_factory=list)
     prompts: list[str] = field(default_factory=list)
 
@@ -125,6 +128,12 @@ class _Model:
         return b"".join(table.visible_bytes(each, skip_special_tokens=False) for each in ids).decode()
 
     async def _speak(self, asked: AskedGeneration, generation: LocalGeneration) -> None:
+        grammar = asked.request.rows[0].params.grammar
+        if self._script.problem and grammar is not None:
+            error = refusal(grammar, self._script.problem)
+            generation.take(error_output(1, error.status, str(error)))
+            generation.wake()
+            return
         for index in range(asked.request.num_sequences):
             text = self._script.texts[index % len(self._script.texts)]
             for output in self._outputs(asked, index + 1, text):

@@ -412,7 +412,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ),
     (
         {"tools": TOOLS, "structured_outputs": {"regex": "a"}},
-        "structured_outputs.regex",
+        "structured_outputs",
         "structured_outputs.regex (regex) can not be combined with tools",
     ),
     (

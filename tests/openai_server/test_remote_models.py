@@ -17,6 +17,7 @@ from helpers.fake_triton import FakeTriton, response, shipped_config
 from helpers.tiny_repository import tiny_checkpoint
 from naiad.cli.control_key import grpc_metadata
 from naiad.errors import EngineAwayError, InternalError, InvalidRequestError, NaiadError, UnavailableError
+from naiad.frontend.field import FieldError
 from naiad.openai_server.api.bodies import ChatBody, CompletionBody
 from naiad.openai_server.api.errors import APIError
 from naiad.openai_server.api.parsing.families import FamilyChoices
@@ -258,6 +259,20 @@ ERRORS: dict[str, tuple[Any, type[NaiadError]]] = {
     "odd reason": ([part("a", 1, "because")], InternalError),
     "ended by an error": ([part("", 0, "error")], InternalError),
 }
+
+
+def test_a_grammar_that_the_remote_engine_refuses_names_the_clients_field(checkpoint: Path) -> None:
+    async def test() -> None:
+        async with remote(checkpoint) as (fake, models):
+            fake.script = [
+                response("id", "guided_decoding_guide (json_schema) is refused: no text satisfies it")
+            ]
+            with pytest.raises(FieldError) as raised:
+                await generate(models, structured_outputs={"json": {"enum": []}})
+            assert raised.value.field_name == "structured_outputs"
+            assert str(raised.value).startswith("structured_outputs.json (json_schema) is refused: ")
+
+    run(test)
 
 
 @pytest.mark.parametrize("case", ERRORS)

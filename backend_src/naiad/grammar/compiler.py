@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -21,6 +22,8 @@ from naiad.sequence import GrammarKind, GrammarSpec
 
 _Key = tuple[GrammarKind, str, str, str]
 _MAX_FILL_THREADS = 8
+# llguidance shows the place of an error in its own form of a grammar.
+_WITH_PLACE = re.compile(r"\A(?:at )?\d+\(\d+\): (.*?)\n *\d+ \| .*", re.DOTALL)
 
 
 class CompiledGrammar:
@@ -175,8 +178,12 @@ class Grammars:
 
 
 def refusal(spec: GrammarSpec, problem: str) -> InvalidRequestError:
-    """Make the error for a grammar that is refused."""
-    return InvalidRequestError(f"{spec.field} ({spec.kind.value}) is refused: {readable(problem)}")
+    """Make the error for a grammar that is refused, without text that no client has sent."""
+    # Rules of EBNF are the client's, or like them; Lark is written for the formats and tools of chats.
+    if spec.kind is not GrammarKind.EBNF:
+        problem = _WITH_PLACE.sub(r"\1", problem)
+    name = spec.field if spec.kind is GrammarKind.LARK else f"{spec.field} ({spec.kind.value})"
+    return InvalidRequestError(f"{name} is refused: {readable(problem)}")
 
 
 def _key(spec: GrammarSpec) -> _Key:

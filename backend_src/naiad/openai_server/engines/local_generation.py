@@ -8,6 +8,7 @@ from itertools import zip_longest
 from naiad.errors import CancelledError, NaiadError, error_with_status
 from naiad.frontend.chunks import Chunk, ChunkTexts
 from naiad.frontend.request import GenerateRequest
+from naiad.openai_server.api.constraints.grammar_errors import about_field
 from naiad.openai_server.api.parsing.output_parser import OutputParser
 from naiad.openai_server.api.parsing.pieces import ParsedDelta, Piece
 from naiad.openai_server.api.tally import SequenceDelta
@@ -93,7 +94,9 @@ class LocalGeneration(Generation):
         """The error that an output ends the whole request with; None if it is none."""
         match output.finish_reason:
             case FinishReason.ERROR:
-                return error_with_status(output.error_status or "INTERNAL", output.error_message)
+                error = error_with_status(output.error_status or "INTERNAL", output.error_message)
+                # It is equal for all prompts.
+                return about_field(error, self.request.rows[0].params.grammar)
             case FinishReason.CANCELLED:
                 return CancelledError("the request was cancelled")
             case FinishReason.TIMEOUT if output.error_status is not None and not self._has_begun:

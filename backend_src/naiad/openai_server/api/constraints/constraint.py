@@ -10,6 +10,7 @@ import msgspec
 
 from naiad.grammar.json_schema import schema_text
 from naiad.openai_server.api.constraints.call_grammar import call_grammar
+from naiad.openai_server.api.constraints.grammar_errors import WITH_TOOLS, param_of
 from naiad.openai_server.api.constraints.lark import LarkWriter, quoted
 from naiad.openai_server.api.errors import APIError
 from naiad.openai_server.api.parsing.families import Span
@@ -61,7 +62,7 @@ class Constraint:
                 f"{self.form.field} and tool_choice both say what the answer is: expected tool_choice auto "
                 "or none with a format."
             )
-            raise APIError(400, message, param=self.form.field)
+            raise APIError(400, message, param=param_of(self.form))
         return grammar.only_calls()
 
     def _form(self, writer: LarkWriter) -> str:
@@ -70,7 +71,7 @@ class Constraint:
         written = _as_lark(writer, self.form)
         if written is None:
             message = f"{self.form.field} ({self.form.kind.value}) can not be combined with tools."
-            raise APIError(400, message, param=self.form.field)
+            raise APIError(400, message, param=param_of(self.form))
         return written
 
     def _form_after_reasoning(self, writer: LarkWriter, form: GrammarSpec, begins_in: Section) -> GrammarSpec:
@@ -97,7 +98,7 @@ class Constraint:
         return self._lark(writer.grammar(f"{thought}? {answer}"))
 
     def _lark(self, source: str, begins_after: str = "") -> GrammarSpec:
-        field = "tools" if self.form is None else self.form.field
+        field = "tools" if self.form is None else self.form.field + WITH_TOOLS * bool(self.use.callable)
         return GrammarSpec(kind=GrammarKind.LARK, source=source, begins_after=begins_after, field=field)
 
     @property
@@ -125,7 +126,7 @@ def _as_lark(writer: LarkWriter, form: GrammarSpec) -> str | None:
                 return writer.json(json.loads(schema_text(form.source)))
             except ValueError as error:
                 message = f"{form.field} ({form.kind.value}) is refused: {error}"
-                raise APIError(400, message, param=form.field) from None
+                raise APIError(400, message, param=param_of(form)) from None
         case GrammarKind.CHOICE:
             texts: Sequence[str] = json.loads(form.source)
             return writer.rule("choice", " | ".join(map(quoted, texts)))

@@ -11,9 +11,11 @@ import grpc
 from tritonclient.grpc.aio import InferenceServerClient
 
 from naiad.errors import InternalError, NaiadError, place_of
+from naiad.openai_server.api.constraints.grammar_errors import about_field
 from naiad.openai_server.api.reading import AskedGeneration
 from naiad.openai_server.engines.generation import Generation
 from naiad.openai_server.engines.remote.errors import error_in_stream, error_of_call
+from naiad.openai_server.engines.remote.inputs import GUIDE_FIELD
 from naiad.openai_server.engines.remote.outputs import parsed, read_response
 
 logger = logging.getLogger(__name__)
@@ -39,6 +41,8 @@ class RemoteGeneration(Generation):
         self._stop_words: list[str] = list(asked.text_form.fields.get("stop_words", ()))
         self._parsers = asked.parsers()
         self._context = asked.context
+        # Equal for all prompts.
+        self._grammar = asked.request.rows[0].params.grammar
         # Without a reference the event loop may forget a task.
         self._reading = asyncio.get_running_loop().create_task(self._read(requests))
 
@@ -52,7 +56,7 @@ class RemoteGeneration(Generation):
         try:
             async for result, error in stream:
                 if error is not None:
-                    raise error_in_stream(error.message())
+                    raise about_field(error_in_stream(error.message()), self._grammar, GUIDE_FIELD)
                 self._take(result)
                 self.wake()
             if self._open:

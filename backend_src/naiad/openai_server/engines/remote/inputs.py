@@ -14,6 +14,7 @@ from tritonclient.grpc import InferInput
 from naiad.frontend.field import Field, Frontend, Kind
 from naiad.frontend.fields import FIELD
 from naiad.frontend.prompt import PromptEncoder
+from naiad.openai_server.api.constraints.grammar_errors import param_of
 from naiad.openai_server.api.errors import APIError
 from naiad.openai_server.api.reading import AskedGeneration
 from naiad.openai_server.engines.remote.shape import ModelShape
@@ -26,7 +27,9 @@ _DTYPES: Mapping[Kind, Any] = {
     Kind.UINT64: np.uint64,
     Kind.FP32: np.float32,
 }
-_GUIDE_FIELDS = ("guided_decoding_guide_type", "guided_decoding_guide")
+# With its name the remote engine's errors about a grammar begin.
+GUIDE_FIELD = "guided_decoding_guide"
+_GUIDE_FIELDS = ("guided_decoding_guide_type", GUIDE_FIELD)
 # Grammars that begin with the first token.
 _GUIDE_TYPES: Mapping[GrammarKind, str] = {
     GrammarKind.JSON_OBJECT: "json",
@@ -94,7 +97,7 @@ def _guide(grammar: GrammarSpec | None, shape: ModelShape) -> Mapping[str, str]:
             f"{grammar.field}: the remote model {shape.name} can not enforce this: expected no format, "
             "or one that holds from the first token on (not behind what a model reasons, and not calls)."
         )
-        raise APIError(400, message, param=grammar.field.partition(".")[0], code="unsupported_value")
+        raise APIError(400, message, param=param_of(grammar), code="unsupported_value")
     return dict(zip(_GUIDE_FIELDS, (_GUIDE_TYPES[kind], source), strict=True))
 
 
