@@ -180,14 +180,12 @@ def test_the_hub_offline_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("name", ["runs/llama--v2", "a/b..c", "a/b.git"])
-@pytest.mark.parametrize(("key", "option"), [("model_dir", "--model"), ("draft_model", "--draft-model")])
-def test_a_name_that_the_hub_does_not_allow_is_refused_as_no_directory(
-    name: str, key: str, option: str
-) -> None:
+@pytest.mark.parametrize("option", ["--model", "--draft-model", "DIR"])
+def test_a_name_that_the_hub_does_not_allow_is_refused_as_no_directory(name: str, option: str) -> None:
     with pytest.raises(
         StartupError, match=rf"^{option} .*: no such directory; .*org/name\[@revision\]$"
     ) as told:
-        fetch.resolve_model(name, key)
+        fetch.resolve_model(name, option)
     assert name in str(told.value)
 
 
@@ -204,7 +202,7 @@ def test_a_download_that_fails_is_told_in_a_line(error: Exception, monkeypatch: 
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
     with pytest.raises(StartupError, match=r"^--draft-model a/b: the download failed \(.*\): ") as told:
-        fetch.resolve_model("a/b", "draft_model")
+        fetch.resolve_model("a/b", "--draft-model")
     assert "\n" not in str(told.value)
     assert str(error).splitlines()[0] in str(told.value)
 

@@ -223,6 +223,15 @@ def test_wrong_options(
     assert not list(tmp_path.glob(".*.partial"))
 
 
+def test_a_checkpoint_that_is_not_there_is_called_as_the_usage_calls_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert quantise(tmp_path / "none", tmp_path / "out") == 1
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert f"DIR {tmp_path / 'none'}: no such directory" in error
+    assert "--model" not in error
+
+
 def test_what_is_there_is_not_replaced(
     tmp_path: Path, plain: tuple[Path, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -146,8 +146,8 @@ def test_a_draft_model_is_named_as_a_model_is(tmp_path: Path, monkeypatch: pytes
     """The engine itself knows directories alone."""
     resolved: list[tuple[str, str]] = []
 
-    def resolve(name: str, key: str = "model_dir") -> Path:
-        resolved.append((name, key))
+    def resolve(name: str, option: str = "--model") -> Path:
+        resolved.append((name, option))
         return tmp_path / name
 
     played: list[EngineConfig] = []
@@ -161,7 +161,7 @@ def test_a_draft_model_is_named_as_a_model_is(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(command, "_summary", lambda *_: "")
     trace = written(tmp_path, {"timestamp": 0, "input_length": 1, "output_length": 1})
     assert replay(trace, Path("target"), "--drafter", "draft_model", "--draft-model", "org/draft") == 0
-    assert ("org/draft", "draft_model") in resolved
+    assert ("org/draft", "--draft-model") in resolved
     (config,) = played
     assert (config.model_dir, config.draft_model) == (str(tmp_path / "target"), str(tmp_path / "org/draft"))
 

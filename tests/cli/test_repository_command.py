@@ -339,6 +339,15 @@ def test_models_of_one_ensemble_with_two_checkpoints_are_refused(
     assert "model_dir of second_tokenizer" in refusal(capsys, "check", repository)
 
 
+def test_a_checkpoint_that_is_gone_is_called_by_its_parameter(
+    repository: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "checkpoint").rename(tmp_path / "elsewhere")
+    said = refusal(capsys, "check", repository)
+    assert f": model_dir {tmp_path / 'checkpoint'}: no such directory" in said
+    assert "--model" not in said, "`check` has no such option"
+
+
 def test_a_chat_template_that_does_not_compile_is_told(
     checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -126,6 +126,24 @@ def test_a_model_among_others_needs_a_budget(capsys: pytest.CaptureFixture[str],
     assert "kv_cache_bytes of llm = 0" in text
 
 
+@pytest.mark.parametrize(("options", "called"), [((), "draft_model"), (("--draft-model",), "--draft-model")])
+def test_a_draft_model_that_is_not_there_is_called_as_the_user_did(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, model: Path, options: tuple[str, ...], called: str
+) -> None:
+    folder = tmp_path / "repository"
+    words = ["--model", str(model), "--name", "first", "--draft-model", str(model), str(folder)]
+    assert main(["repository", "create", *words, "--drafter", "draft_model"]) == 0
+    capsys.readouterr()
+    none = str(tmp_path / "none")
+    config = folder / "llm" / "config.pbtxt"
+    old = config.read_text()
+    place = old.index('"draft_model"')
+    config.write_text(old[:place] + old[place:].replace(str(model), none, 1))
+    given = [word for option in options for word in (option, none)]
+    text = refusal(capsys, "--model-repository", str(folder), *given)
+    assert f"naiad: error: {called} {none}: no such directory" in text
+
+
 def test_one_model_does_not_replace_several(
     capsys: pytest.CaptureFixture[str], two_models: Path, model: Path
 ) -> None:

@@ -1,4 +1,4 @@
-"""`naiad fetch-model`: downloads the default model; finds the directory that `--model` names."""
+"""`naiad fetch-model`: downloads the default model; finds the directory that a model's name stands for."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def resolve_model(name: str, key: str = "model_dir") -> Path:
+def resolve_model(name: str, option: str = "--model") -> Path:
     """Return the directory or the GGUF file of a model, downloading it if necessary.
 
     Args:
         name: "default", a directory, a GGUF file, or `org/name[@revision]` of the Hugging Face hub.
-        key: the setting whose value `name` is.
+        option: what the user calls the option, argument or parameter whose value `name` is.
 
     Raises:
         StartupError: the name is none of these, or the model cannot be downloaded.
@@ -66,7 +66,6 @@ def resolve_model(name: str, key: str = "model_dir") -> Path:
     if name and (path.is_dir() or is_gguf(path)):
         return path.resolve()
     match = _HUB_NAME.fullmatch(name)
-    option = "--draft-model" if key == "draft_model" else "--model"
     if match is None:
         raise _no_model(option, name)
     return _download_from_hub(match[1], match[2], option)

@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError("--text-tokens", 1, "0 for no report, or at least 2 tokens")
     target = args.out.absolute()
     _refuse_taken(target)
-    source = resolve_model(args.model)
+    source = resolve_model(args.model, "DIR")
     _check_source(source)
     texts = _windows(source, args.text or TEXT, "--text", args.text_tokens)
     make = _maker(args, scheme, source)

@@ -66,7 +66,7 @@ def _parameters(args: argparse.Namespace) -> dict[str, str]:
     directory = text_of_path(resolve_model(text_of_path(args.model)))
     parameters = {_INVARIANT: "true", **chosen_parameters(args), _MODEL_DIR: directory}
     if args.draft_model:
-        parameters[_DRAFT] = text_of_path(resolve_model(parameters[_DRAFT], _DRAFT), _DRAFT)
+        parameters[_DRAFT] = text_of_path(resolve_model(parameters[_DRAFT], "--draft-model"), _DRAFT)
     return parameters
 
 

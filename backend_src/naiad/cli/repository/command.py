@@ -176,7 +176,7 @@ def _new_model(args: argparse.Namespace, prefix: str) -> NewModel:
     check_model_directory(directory)
     parameters = {**chosen_parameters(args), "model_dir": text_of_path(directory)}
     if args.draft_model:
-        draft_directory = resolve_model(args.draft_model, "draft_model")
+        draft_directory = resolve_model(args.draft_model, "--draft-model")
         check_checkpoint(draft_directory)
         parameters["draft_model"] = text_of_path(draft_directory, "draft_model")
     EngineConfig.from_parameters(parameters)

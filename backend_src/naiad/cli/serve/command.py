@@ -64,6 +64,8 @@ from naiad.tracing.exporter import OTLP_ENDPOINT, Collector
 __all__ = ["add_arguments", "run"]
 
 _FALLBACK = "--openai-fallback"
+# Parameters of the models that name checkpoints, and their options.
+_MODEL_OPTIONS = {"model_dir": "--model", "draft_model": "--draft-model"}
 _EXPLICIT = (
     "with --model-control-mode explicit whoever has the key of model control can run their own code on this "
     "machine"
@@ -299,7 +301,11 @@ def _configured(args: argparse.Namespace, models: Sequence[ModelEntry]) -> list[
             )
         overrides["model_dir"] = text_of_path(args.model)
     if not _is_explicit(args):
-        return with_directories([with_parameters(entry, overrides) for entry in models], resolve_model)
+        options = {key: each for key, each in _MODEL_OPTIONS.items() if key in overrides}
+        return with_directories(
+            [with_parameters(entry, overrides) for entry in models],
+            lambda name, key: resolve_model(name, options.get(key, key)),
+        )
     if overrides:
         names = ", ".join(sorted(overrides))
         where = "the repository is served as it is, so set that in its config.pbtxt files"
