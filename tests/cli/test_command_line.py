@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -216,3 +218,16 @@ def test_output_that_can_not_be_written_is_told_in_a_line(words: str) -> None:
     assert done.returncode == 1
     assert done.stderr.endswith(told)
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("module", ["argparse", "psutil"], ids=["of all commands", "of the command"])
+def test_ctrl_c_while_modules_are_imported_ends_quietly(tmp_path: Path, module: str) -> None:
+    (tmp_path / f"{module}.py").write_text("print('interrupted', flush=True)\nraise KeyboardInterrupt\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "naiad.cli.main", "serve", "--help"],
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.stdout, done.stderr, done.returncode) == ("interrupted\n", "", 130)

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from naiad.cli.main import _expanded, main
+from naiad.cli.dispatch import _expanded
+from naiad.cli.main import main
 from naiad.cli.serve.config_file import tomllib
 
 
