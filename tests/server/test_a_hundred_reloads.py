@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import threading
@@ -79,6 +80,10 @@ def test_a_hundred_reloads_under_load(tmp_path: Path) -> None:
 
 def held(server: Server) -> tuple[int, int]:
     """Number of processes below `naiad serve`, and of the server's own descriptors."""
-    processes = psutil.Process(server.process.pid).children(recursive=True)
-    (tritonserver,) = [each for each in processes if each.name() == "tritonserver"]
-    return len(processes), tritonserver.num_fds()
+    names: dict[psutil.Process, str] = {}
+    for each in psutil.Process(server.process.pid).children(recursive=True):
+        # A model that is unloaded may end its process meanwhile.
+        with contextlib.suppress(psutil.NoSuchProcess):
+            names[each] = each.name()
+    (tritonserver,) = [each for each, name in names.items() if name == "tritonserver"]
+    return len(names), tritonserver.num_fds()
