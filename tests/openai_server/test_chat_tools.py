@@ -315,6 +315,7 @@ def tools(**changes: Any) -> list[Any]:
     return [{"type": "function", "function": {**WEATHER, **changes}}]
 
 
+ASKED = {"id": "call_1", "type": "function", "function": {"name": "now", "arguments": "{}"}}
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"tools": [{"type": "web_search"}]}, "tools", "tools[0].type = 'web_search' is not supported"),
     ({"tools": [{"type": "function"}]}, "tools", "tools[0].function = None"),
@@ -419,6 +420,14 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         {"messages": [*HELLO, {"role": "assistant", "content": " "}], "continue_final_message": True},
         "messages",
         "messages: the answer can not continue the content of the last message, as it is empty: expected",
+    ),
+    (
+        {
+            "continue_final_message": True,
+            "messages": [*HELLO, {"role": "assistant", "content": "Look.", "tool_calls": [ASKED]}],
+        },
+        "messages",
+        "messages: the answer can not continue the content of the last message, as tool_calls follow it",
     ),
     ({"guided_json": {}}, "guided_json", "guided_json = {} is not supported"),
 ]

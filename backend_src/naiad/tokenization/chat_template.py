@@ -108,7 +108,7 @@ class ChatTemplate:
             ) from None
         except Exception as error:
             raise InvalidRequestError(f"messages: the chat template failed: {_shown(error)}") from error
-        return _continued(text, messages[-1]["content"]) if options.continues_last_message else text
+        return _continued(text, messages[-1]) if options.continues_last_message else text
 
 
 def parse_messages(messages_json: str, speaks_tools: bool = False) -> list[dict[str, Any]]:
@@ -165,16 +165,23 @@ def _check_name(place: str, name: object) -> None:
         )
 
 
-def _continued(text: str, last_content: str) -> str:
+def _continued(text: str, last_message: Mapping[str, Any]) -> str:
     """Cut the text after the last message's content, so that the model goes on with it.
 
     Raises:
-        InvalidRequestError: the template does not end with the content.
+        InvalidRequestError: the template does not show the content, or calls follow it.
     """
+    last_content = last_message["content"]
     content = last_content.strip()
     place = text.rfind(content)
-    if not content or place < 0:
-        reason = "the chat template does not show it as it is" if content else "it is empty: expected text"
+    reason = ""
+    if last_message.get("tool_calls"):
+        reason = "tool_calls follow it: expected none"
+    elif not content:
+        reason = "it is empty: expected text"
+    elif place < 0:
+        reason = "the chat template does not show it as it is"
+    if reason:
         raise InvalidRequestError(
             f"messages: the answer can not continue the content of the last message, as {reason}"
         )

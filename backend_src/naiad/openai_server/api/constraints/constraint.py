@@ -98,7 +98,9 @@ class Constraint:
         return self._lark(writer.grammar(f"{thought}? {answer}"))
 
     def _lark(self, source: str, begins_after: str = "") -> GrammarSpec:
-        field = "tools" if self.form is None else self.form.field + WITH_TOOLS * bool(self.use.callable)
+        field = "tools" if self.form is None else self.form.field
+        if self.form is not None and self.use.callable:
+            field += WITH_TOOLS
         return GrammarSpec(kind=GrammarKind.LARK, source=source, begins_after=begins_after, field=field)
 
     @property
