@@ -72,7 +72,7 @@ def tokens_of(client: EngineClient, recorder: Recorder, sequence_id: int) -> lis
     return recorder.token_ids(sequence_id)
 
 
-def test_a_thread_that_misses_its_barrier_is_seen_by_the_watchdog(make_native: MakeNative) -> None:
+def test_a_thread_that_never_computes_its_share_is_seen_by_the_watchdog(make_native: MakeNative) -> None:
     client, recorder = make_native(2.0)
     expected = tokens_of(client, recorder, 1)
     assert expected

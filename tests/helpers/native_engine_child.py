@@ -1,4 +1,4 @@
-"""The engine process with a real engine, in which a prompt of `LOST_ID` makes a thread miss its barriers."""
+"""The engine process with a real engine, in which a prompt of `LOST_ID` makes a thread miss a share."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class LosingEngine(Engine):
         if request.prompt_token_ids[0] == LOST_ID:
             assert isinstance(self._model_runner, ModelRunner)
             assert self._model_runner._team is not None
-            self._model_runner._team.lose_member()
+            self._model_runner._team.lose_share()
 
 
 def build(config: EngineConfig) -> Engine:

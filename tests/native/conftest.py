@@ -25,7 +25,7 @@ extern "C" API void naiad_team_free(void*) {{}}
 extern "C" API void naiad_team_pin() {{}}
 extern "C" API void naiad_team_adapt() {{}}
 extern "C" API void naiad_team_size() {{}}
-extern "C" API void naiad_team_lose_member() {{}}
+extern "C" API void naiad_team_lose_share() {{}}
 extern "C" API int naiad_run() {{ return 0; }}
 extern "C" API void naiad_sizes(int64_t* sizes) {{ for (int i = 0; i < kCount; i++) sizes[i] = kSizes[i]; }}
 """

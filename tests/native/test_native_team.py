@@ -1,10 +1,11 @@
-"""How many members a team has: the rule alone with given numbers, and teams that really change."""
+"""How a team shares work, and how many members it has: the rules alone with given numbers, and real teams."""
 
 from __future__ import annotations
 
 import ctypes
 import itertools
 import os
+import random
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -14,33 +15,29 @@ import torch
 
 from helpers.native_tapes import run_records
 from naiad_kernels.linear import linear
-from naiad_kernels.native.build import SOURCE_DIR, compiler
+from naiad_kernels.native.build import COMPILE_FLAGS, SOURCE_DIR, compiler
 from naiad_kernels.native.library import Library, Team
 from naiad_kernels.native.panels import NativeWeight
 
+SHIM = Path(__file__).parent / "driver" / "team_rules.cpp"
 # Runs of 100 ms: each is a window of its own.
-SHIM = """
-#include "sizing.h"
-extern "C" void sizes(int64_t most, const double* waits, int64_t count, int64_t run, int64_t* sizes) {
-  naiad::Sizing sizing(most);
-  for (int64_t i = 0; i < count; i++) {
-    sizing.add(run, static_cast<int64_t>(waits[i] * static_cast<double>(sizing.size() * run)));
-    sizes[i] = sizing.size();
-  }
-}
-"""
 WINDOW_NS = 100_000_000
 Rule = Callable[..., list[int]]
 
 
 @pytest.fixture(scope="module")
-def sizes_after(tmp_path_factory: pytest.TempPathFactory) -> Rule:
-    """The team's size after each run, given the shares of time that its members waited."""
-    folder = tmp_path_factory.mktemp("sizing")
-    (folder / "shim.cpp").write_text(SHIM)
-    command = [*compiler(), "-std=c++17", "-shared", "-fPIC", f"-I{SOURCE_DIR}", str(folder / "shim.cpp")]
+def shim(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    """The team's own code, without kernels."""
+    folder = tmp_path_factory.mktemp("team")
+    sources = [str(SHIM), str(SOURCE_DIR / "team.cpp")]
+    command = [*compiler(), *COMPILE_FLAGS, "-fvisibility=default", "-shared", f"-I{SOURCE_DIR}", *sources]
     subprocess.run([*command, "-o", str(folder / "shim.so")], check=True)
-    shim = ctypes.CDLL(str(folder / "shim.so"))
+    return ctypes.CDLL(str(folder / "shim.so"))
+
+
+@pytest.fixture(scope="module")
+def sizes_after(shim: ctypes.CDLL) -> Rule:
+    """The team's size after each run, given the shares of time that its members waited."""
 
     def sizes(most: int, waits: Sequence[float], run_ns: int = WINDOW_NS) -> list[int]:
         found = (ctypes.c_int64 * len(waits))()
@@ -90,6 +87,56 @@ def test_tries_in_vain_become_rare(sizes_after: Rule) -> None:
 
 def test_one_member_has_nobody_to_wait_for(sizes_after: Rule) -> None:
     assert set(sizes_after(1, [1.0] * 50)) == {1}
+
+
+@pytest.mark.parametrize("team_size", [1, 2, 3, 8])
+@pytest.mark.parametrize(("least", "grain"), [(1, 1), (4, 4), (64, 1)])
+def test_shares_are_all_of_the_things_in_order(
+    shim: ctypes.CDLL, team_size: int, least: int, grain: int
+) -> None:
+    borders = (ctypes.c_int64 * (8 * team_size))()
+    for count in (1, 2, 3, 5, 18, 36, 97, 1000):
+        num_shares = shim.shares(
+            *(ctypes.c_int64(each) for each in (count, least, grain, team_size)), borders
+        )
+        assert 1 <= num_shares <= (4 * team_size if team_size > 1 else 1)
+        firsts, ends = list(borders[: 2 * num_shares : 2]), list(borders[1 : 2 * num_shares : 2])
+        assert [0, *ends] == [*firsts, count]
+        sizes = [end - first for first, end in zip(firsts, ends, strict=True)]
+        assert all(size >= 0 for size in sizes)
+        if grain == 1 and count >= least * num_shares:
+            # As equal as can be, and none too small to be worth it.
+            assert min(sizes) >= least
+            assert max(sizes) - min(sizes) <= 2
+
+
+@pytest.mark.parametrize("team_size", [1, 2, 5, 16])
+def test_each_thing_is_computed_once_and_stages_follow_each_other(shim: ctypes.CDLL, team_size: int) -> None:
+    """Members sleep in the midst of shares, and there are more of them than cores."""
+    draw = random.Random(team_size)
+    things = [draw.choice((1, 2, 7, 40, 300)) for _ in range(60)]
+    stages = (ctypes.c_int64 * len(things))(*things)
+    right = shim.right_runs(
+        ctypes.c_int64(team_size), ctypes.c_int64(40), stages, ctypes.c_int64(len(things))
+    )
+    assert right == 40
+
+
+@pytest.mark.parametrize("team_size", [2, 3])
+def test_a_real_team_gets_smaller_while_it_waits(shim: ctypes.CDLL, team_size: int) -> None:
+    assert shim.size_after_waiting(ctypes.c_int64(team_size)) == team_size - 1
+
+
+def test_waits_before_a_team_adapts_do_not_count(shim: ctypes.CDLL) -> None:
+    assert shim.size_after_earlier_waits() == 2
+
+
+def test_the_rest_of_a_member_that_was_left_out_is_no_wait(shim: ctypes.CDLL) -> None:
+    assert shim.size_after_a_rest() == 2
+
+
+def test_members_that_are_left_help_each_other(shim: ctypes.CDLL) -> None:
+    assert 1 <= shim.shares_of_a_slow_member() <= 2
 
 
 @pytest.fixture

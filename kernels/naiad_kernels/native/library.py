@@ -205,8 +205,8 @@ class Library:
         self._c.naiad_team_adapt.argtypes = [c_void_p, c_int32]
         self._c.naiad_team_size.restype = c_int64
         self._c.naiad_team_size.argtypes = [c_void_p]
-        self._c.naiad_team_lose_member.restype = None
-        self._c.naiad_team_lose_member.argtypes = [c_void_p]
+        self._c.naiad_team_lose_share.restype = None
+        self._c.naiad_team_lose_share.argtypes = [c_void_p]
         self._c.naiad_run.argtypes = [
             c_void_p,
             POINTER(Record),
@@ -304,10 +304,10 @@ class Team:
         with self.lock:
             self.library._c.naiad_team_adapt(self.handle, adapts)
 
-    def lose_member(self) -> None:
+    def lose_share(self) -> None:
         """Make the next step of two threads or more hang, for tests of what watches over steps."""
         with self.lock:
-            self.library._c.naiad_team_lose_member(self.handle)
+            self.library._c.naiad_team_lose_share(self.handle)
 
     def __del__(self) -> None:
         """End the threads."""

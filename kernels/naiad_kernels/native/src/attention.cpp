@@ -12,7 +12,7 @@ namespace {
 
 using RoundedStrips = std::conditional_t<kHasTiles, TileStrips<uint16_t>, VectorStrips<uint16_t>>;
 
-// One record as one member computes it.
+// One record as one share of it is computed.
 template <class Strips>
 class Attention {
  public:
@@ -144,83 +144,117 @@ class Attention {
 
 // Whether splits are shared out rather than tiles: tiles are few, and some are long.
 struct Sharing {
-  Sharing(const Tiling& tiling, int64_t num_members) {
-    if (num_members == 1 || tiling.num_tiles >= 4 * num_members) return;
+  Sharing(const Tiling& tiling, int64_t team_size) {
+    if (team_size == 1 || tiling.num_tiles >= 4 * team_size) return;
     // With a window, an earlier tile may see more splits than a later one.
-    tiling.for_tiles(
-        [&](int64_t, const QueryTile& tile) { most_splits = std::max(most_splits, Splits(tile).count()); });
+    tiling.for_tiles([&](int64_t, const QueryTile& tile) {
+      most_splits = std::max(most_splits, Splits(tile).count());
+      num_splits += Splits(tile).count();
+    });
     by_splits = most_splits > 1;
   }
-  int64_t most_splits = 1;
+  int64_t most_splits = 1, num_splits = 0;  // of a tile; of all
   bool by_splits = false;
 };
 
-// This member's parts, each with the one after it.
+// A share's parts, each with the one after it: after the last one the member likely computes its next share.
 template <class Strips, class Work>
-void for_parts(const Attention<Strips>& attention, const Tiling& tiling, const Sharing& sharing, const Member& member,
+void for_parts(const Attention<Strips>& attention, const Tiling& tiling, const Sharing& sharing, const Share& share,
                const Work& work) {
-  Part<typename Strips::Element> parts[2];
+  Part<typename Strips::Element> parts[2], after;
   int64_t num_parts = 0, turn = 0;
+  bool has_after = false;
   tiling.for_tiles([&](int64_t index, const QueryTile& tile) {
     const Splits splits(tile);
     for (int64_t split = splits.first; split < splits.end; split++) {
-      if ((sharing.by_splits ? turn++ : index) % member.size != member.index) continue;
+      const int64_t thing = sharing.by_splits ? turn++ : index;
+      if (thing == share.next() && !has_after) {
+        attention.locate(tile, index, split, after);
+        has_after = true;
+      }
+      if (!share.has(thing)) continue;
       auto& part = parts[num_parts % 2];
       attention.locate(tile, index, split, part);
       if (num_parts > 0) work(parts[(num_parts - 1) % 2], &part);
       num_parts++;
     }
   });
-  if (num_parts > 0) work(parts[(num_parts - 1) % 2], nullptr);
+  if (num_parts > 0) work(parts[(num_parts - 1) % 2], has_after ? &after : nullptr);
+}
+
+// One record in one step, for any member.
+template <class Strips>
+struct Layer {
+  Layer(const NaiadRecord& record, const NaiadStep& step, int64_t team_size)
+      : tiling(record, step, Strips::kMostRows, team_size),
+        sharing(tiling, team_size),
+        head_dim(record.cache.head_dim),
+        floats(Partial::floats(tiling.tile_rows, head_dim)) {}
+
+  Things things(int64_t phase) const {
+    if (phase == 0) return {sharing.by_splits ? sharing.num_splits : tiling.num_tiles};
+    return {phase == 1 && sharing.by_splits ? tiling.num_tiles : 0};
+  }
+  // Of the results of all splits, if these are shared.
+  int64_t num_floats() const { return sharing.by_splits ? tiling.num_tiles * sharing.most_splits * floats : 0; }
+  Partial partial_at(float* memory) const { return Partial(memory, tiling.tile_rows, head_dim); }
+  Partial partial(float* memory, int64_t tile, int64_t split) const {
+    return partial_at(memory + (tile * sharing.most_splits + split) * floats);
+  }
+
+  const Tiling tiling;
+  const Sharing sharing;
+  const int64_t head_dim, floats;
+};
+
+template <class Strips>
+void attend_tiles(Attention<Strips>& attention, const Layer<Strips>& layer, const Partial& whole, const Share& share) {
+  using Parts = Part<typename Strips::Element>;
+  for_parts(attention, layer.tiling, layer.sharing, share, [&](const Parts& part, const Parts* next) {
+    const Splits splits(part.tile);
+    const bool is_first = part.split == splits.first;
+    if (is_first) attention.begin(part.tile);
+    attention.compute(part, next, whole, is_first);
+    if (part.split + 1 == splits.end) attention.write(part.tile, whole);
+  });
 }
 
 template <class Strips>
-void attend(const NaiadRecord& record, const Run& run, Member& member) {
+void attend_splits(Attention<Strips>& attention, const Layer<Strips>& layer, float* partials, const Share& share) {
   using Parts = Part<typename Strips::Element>;
-  const Tiling tiling(record, *run.step, Strips::kMostRows, member.size);
-  const Sharing sharing(tiling, member.size);
-  const int64_t head_dim = record.cache.head_dim, floats = Partial::floats(tiling.tile_rows, head_dim);
-  const int64_t partial_bytes = floats * static_cast<int64_t>(sizeof(float));
-  char* memory = run.own[member.index].get<char>(partial_bytes + Attention<Strips>::bytes(record));
-  Attention<Strips> attention(record, run, tiling, memory + partial_bytes);
-  const auto partial_at = [&](float* memory) { return Partial(memory, tiling.tile_rows, head_dim); };
-  if (!sharing.by_splits) {
-    const Partial whole = partial_at(reinterpret_cast<float*>(memory));
-    for_parts(attention, tiling, sharing, member, [&](const Parts& part, const Parts* next) {
-      const Splits splits(part.tile);
-      const bool is_first = part.split == splits.first;
-      if (is_first) attention.begin(part.tile);
-      attention.compute(part, next, whole, is_first);
-      if (part.split + 1 == splits.end) attention.write(part.tile, whole);
-    });
-    return;
-  }
-  float* partials = run.shared->get<float>(tiling.num_tiles * sharing.most_splits * floats);
-  const auto partial = [&](int64_t index, int64_t split) {
-    return partial_at(partials + (index * sharing.most_splits + split) * floats);
-  };
   int64_t begun = -1;
-  for_parts(attention, tiling, sharing, member, [&](const Parts& part, const Parts* next) {
+  for_parts(attention, layer.tiling, layer.sharing, share, [&](const Parts& part, const Parts* next) {
     if (part.index != begun) attention.begin(part.tile);
     begun = part.index;
-    attention.compute(part, next, partial(part.index, part.split - Splits(part.tile).first), true);
+    const int64_t split = part.split - Splits(part.tile).first;
+    attention.compute(part, next, layer.partial(partials, part.index, split), true);
   });
-  member.barrier();
-  tiling.for_tiles([&](int64_t index, const QueryTile& tile) {
-    if (index % member.size != member.index) return;
-    const Partial first = partial(index, 0);
-    for (int64_t split = 1; split < Splits(tile).count(); split++) merge(first, partial(index, split), tile.num_rows);
+}
+
+template <class Strips>
+void merge_splits(const Attention<Strips>& attention, const Layer<Strips>& layer, float* partials, const Share& share) {
+  layer.tiling.for_tiles([&](int64_t index, const QueryTile& tile) {
+    if (!share.has(index)) return;
+    const Partial first = layer.partial(partials, index, 0);
+    for (int64_t split = 1; split < Splits(tile).count(); split++)
+      merge(first, layer.partial(partials, index, split), tile.num_rows);
     attention.write(tile, first);
   });
 }
 
 template <class Strips>
-int64_t shared_bytes(const NaiadRecord& record, const NaiadStep& step, int64_t num_members) {
-  const Tiling tiling(record, step, Strips::kMostRows, num_members);
-  const Sharing sharing(tiling, num_members);
-  if (!sharing.by_splits) return 0;
-  return tiling.num_tiles * sharing.most_splits * Partial::floats(tiling.tile_rows, record.cache.head_dim) *
-         static_cast<int64_t>(sizeof(float));
+void attend(const NaiadRecord& record, const Run& run, int64_t phase, const Share& share) {
+  const Layer<Strips> layer(record, *run.step, run.team_size);
+  const int64_t partial_bytes = layer.floats * static_cast<int64_t>(sizeof(float));
+  char* memory = run.own[share.computed_by].memory.template get<char>(partial_bytes + Attention<Strips>::bytes(record));
+  Attention<Strips> attention(record, run, layer.tiling, memory + partial_bytes);
+  if (!layer.sharing.by_splits)
+    return attend_tiles(attention, layer, layer.partial_at(reinterpret_cast<float*>(memory)), share);
+  float* partials = run.shared->get<float>(layer.num_floats());
+  if (phase == 0)
+    attend_splits(attention, layer, partials, share);
+  else
+    merge_splits(attention, layer, partials, share);
 }
 
 // With the largest tile.
@@ -247,19 +281,24 @@ auto with_strips(const NaiadRecord& record, const Work& work) {
 
 }  // namespace
 
-bool attention_takes_tiles(const NaiadRecord& record) { return kHasTiles && record.cache.element == NAIAD_BFLOAT16; }
+Things attention_things(const NaiadRecord& record, const NaiadStep& step, int64_t phase, int64_t team_size) {
+  return with_strips(
+      record, [&](auto of) { return Layer<typename decltype(of)::Strips>(record, step, team_size).things(phase); });
+}
 
-int64_t attention_shared_bytes(const NaiadRecord& record, const NaiadStep& step, int64_t num_members) {
-  if (record.cache.element == NAIAD_BFLOAT16) return shared_bytes<RoundedStrips>(record, step, num_members);
-  return shared_bytes<VectorStrips<float>>(record, step, num_members);
+int64_t attention_shared_bytes(const NaiadRecord& record, const NaiadStep& step, int64_t team_size) {
+  return with_strips(record, [&](auto of) {
+    return Layer<typename decltype(of)::Strips>(record, step, team_size).num_floats() *
+           static_cast<int64_t>(sizeof(float));
+  });
 }
 
 int64_t attention_own_bytes(const NaiadRecord& record) {
   return with_strips(record, [&](auto of) { return own_bytes<typename decltype(of)::Strips>(record); });
 }
 
-void attention(const NaiadRecord& record, const Run& run, Member& member) {
-  with_strips(record, [&](auto of) { attend<typename decltype(of)::Strips>(record, run, member); });
+void attention(const NaiadRecord& record, const Run& run, int64_t phase, const Share& share) {
+  with_strips(record, [&](auto of) { attend<typename decltype(of)::Strips>(record, run, phase, share); });
 }
 
 }  // namespace naiad

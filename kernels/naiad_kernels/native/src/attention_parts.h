@@ -31,14 +31,14 @@ struct QueryTile {
 // One layer's tiles in one step. `strip_rows`: the most rows of a strip.
 class Tiling {
  public:
-  Tiling(const NaiadRecord& record, const NaiadStep& step, int64_t strip_rows, int64_t num_members)
+  Tiling(const NaiadRecord& record, const NaiadStep& step, int64_t strip_rows, int64_t team_size)
       : step(step),
         strip_rows(strip_rows),
         window_(record.window),
         num_kv_heads_(record.cache.num_kv_heads),
         heads_per_kv_(record.num_heads / record.cache.num_kv_heads) {
     tile_rows = kMostStrips * strip_rows;
-    while (tile_rows > strip_rows && count_tiles() < kTilesPerMember * num_members) tile_rows /= 2;
+    while (tile_rows > strip_rows && count_tiles() < kTilesPerMember * team_size) tile_rows /= 2;
     num_tiles = count_tiles();
   }
 

@@ -29,7 +29,7 @@ class TileStrips {
       : head_dim_(record.cache.head_dim),
         copied_keys_(reinterpret_cast<Element*>(memory)),
         copied_values_(copied_keys_ + kSplit * whole_steps(head_dim_)),
-        tiles_(tiling.most_rows(), tiling.step.num_tokens) {}
+        tiles_(tiling.most_rows()) {}
 
   void prepare(const Part<Element>& part) {
     part_ = &part;
@@ -167,7 +167,7 @@ class TileStrips {
 
   const int64_t head_dim_;
   Element *const copied_keys_, *const copied_values_;
-  const TilesOfRows tiles_;
+  const TileSession tiles_;
   const Part<Element>* part_ = nullptr;
   const Element* keys_[kMostGroups];
   StepValues values_[kMostGroups / kGroupsPerStep];

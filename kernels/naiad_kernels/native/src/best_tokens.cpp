@@ -1,7 +1,7 @@
 // The best token of each row of logits: the lowest id among the greatest allowed logits.
 //
-// Members share the columns as they share the panels of the product that made them, so that each finds its logits in
-// its own cache.
+// The columns are shared as the panels of the product that made them, so that most members find the logits in their own
+// cache. Then the rows are shared.
 #include <algorithm>
 #include <limits>
 
@@ -11,6 +11,8 @@
 namespace naiad {
 namespace {
 
+// So many vectors of logits take longer than taking a share of them.
+constexpr int64_t kVectorsTogether = 64;
 constexpr float kLowest = -std::numeric_limits<float>::infinity();
 
 struct Best {
@@ -98,28 +100,35 @@ Best best_in_part(const Logits& logits, int64_t first, int64_t end) {
 
 }  // namespace
 
-int64_t best_tokens_shared_bytes(const NaiadStep& step, int64_t num_members) {
-  return step.best_ids ? step.num_tokens * num_members * static_cast<int64_t>(sizeof(Best)) : 0;
+Things best_tokens_things(const NaiadRecord& record, const NaiadStep& step, int64_t phase) {
+  if (!step.best_ids || phase > 1) return {0};
+  return phase == 0 ? Things{whole_lanes(record.width) / kLanes, kVectorsTogether, kVectorsTogether}
+                    : Things{step.num_tokens};
 }
 
-void best_tokens(const NaiadRecord& record, const Run& run, Member& member) {
+int64_t best_tokens_shared_bytes(const NaiadRecord& record, const NaiadStep& step, int64_t team_size) {
+  const int64_t num_parts = Cut(best_tokens_things(record, step, 0), team_size).num_shares();
+  return step.best_ids ? step.num_tokens * num_parts * static_cast<int64_t>(sizeof(Best)) : 0;
+}
+
+void best_tokens(const NaiadRecord& record, const Run& run, int64_t phase, const Share& share) {
   const NaiadStep& step = *run.step;
-  if (!step.best_ids) return;
-  Best* parts = run.shared->get<Best>(step.num_tokens * member.size);
-  int64_t first, end;
-  member.share(whole_lanes(record.width) / kLanes, first, end);
-  first *= kLanes;
-  end = std::min(end * kLanes, record.width);
-  for (int64_t token = 0; token < step.num_tokens; token++) {
-    const Logits logits{run.row(record.in, token), allowed_of(step, token)};
-    parts[member.index * step.num_tokens + token] = best_in_part(logits, first, end);
+  const Things vectors = best_tokens_things(record, step, 0);
+  const int64_t num_parts = Cut(vectors, run.team_size).num_shares();
+  Best* parts = run.shared->get<Best>(step.num_tokens * num_parts);
+  const auto [first, end] = share.of(best_tokens_things(record, step, phase));
+  if (phase == 0) {
+    const int64_t end_id = std::min(end * kLanes, record.width);
+    for (int64_t token = 0; token < step.num_tokens; token++) {
+      const Logits logits{run.row(record.in, token), allowed_of(step, token)};
+      parts[share.index * step.num_tokens + token] = best_in_part(logits, first * kLanes, end_id);
+    }
+    return;
   }
-  member.barrier();
-  member.share(step.num_tokens, first, end);
   for (int64_t token = first; token < end; token++) {
-    // Members have ascending ids, and the first of equals stays.
+    // Parts have ascending ids, and the first of equals stays.
     Best best = parts[token];
-    for (int64_t part = 1; part < member.size; part++) {
+    for (int64_t part = 1; part < num_parts; part++) {
       const Best& next = parts[part * step.num_tokens + token];
       if (is_better(next, best)) best = next;
     }

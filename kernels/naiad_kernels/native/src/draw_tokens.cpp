@@ -1,8 +1,8 @@
 // The token that each row draws: the greatest of logit / temperature + noise among those that are allowed and that its
 // filters keep.
 //
-// Members first share the columns: each finds the winner of its own where a row has no filters, and else the greatest
-// logit of each group of columns. Then they share the rows. Filters look at the tokens above a cut that as many groups
+// First the columns are shared: each part has a winner where a row has no filters, and else the greatest logit of each
+// group of columns. Then the rows are shared. Filters look at the tokens above a cut that as many groups
 // reach as tokens are wanted, and at more if they may keep others.
 #include <algorithm>
 #include <functional>
@@ -16,7 +16,7 @@ namespace naiad {
 namespace {
 
 constexpr int64_t kGroupColumns = 64;
-// A total is the sum of its blocks' in their order, so that it is the same for any number of members.
+// A total is the sum of its blocks' in their order, so that it is the same however columns are shared.
 constexpr int64_t kBlockColumns = 1024;
 // Without top-k: how many tokens the filters see at first.
 constexpr int64_t kWanted = 256;
@@ -247,21 +247,22 @@ int64_t draw_filtered(const Row& row, const float* maxima, double mass, Scratch&
   return drawn.id;
 }
 
-// ---------------------------------------------------------------- what members leave each other
+// ---------------------------------------------------------------- what the first phase leaves the second
+
+int64_t blocks_of(int64_t width) { return (width + kBlockColumns - 1) / kBlockColumns; }
 
 // Arrays in the memory that members share, one after the other.
 struct Shared {
-  Shared(int64_t num_tokens, int64_t num_members, int64_t width)
-      : num_groups(groups_of(width)),
-        num_blocks((width + kBlockColumns - 1) / kBlockColumns),
-        masses_at(num_tokens * num_members * static_cast<int64_t>(sizeof(Drawn))),
-        maxima_at(masses_at + num_tokens * num_blocks * static_cast<int64_t>(sizeof(double))),
-        num_bytes(maxima_at + num_tokens * num_groups * static_cast<int64_t>(sizeof(float))) {}
+  Shared(const NaiadRecord& record, const NaiadStep& step, int64_t team_size)
+      : num_parts(Cut(draw_tokens_things(record, step, 0), team_size).num_shares()),
+        num_groups(groups_of(record.width)),
+        num_blocks(blocks_of(record.width)),
+        masses_at(step.num_tokens * num_parts * static_cast<int64_t>(sizeof(Drawn))),
+        maxima_at(masses_at + step.num_tokens * num_blocks * static_cast<int64_t>(sizeof(double))),
+        num_bytes(maxima_at + step.num_tokens * num_groups * static_cast<int64_t>(sizeof(float))) {}
 
-  // Of one token: [num_members], [num_blocks], [num_groups].
-  Drawn* drawn(char* memory, int64_t token, int64_t num_members) const {
-    return reinterpret_cast<Drawn*>(memory) + token * num_members;
-  }
+  // Of one token: [num_parts], [num_blocks], [num_groups].
+  Drawn* drawn(char* memory, int64_t token) const { return reinterpret_cast<Drawn*>(memory) + token * num_parts; }
   double* masses(char* memory, int64_t token) const {
     return reinterpret_cast<double*>(memory + masses_at) + token * num_blocks;
   }
@@ -269,7 +270,7 @@ struct Shared {
     return reinterpret_cast<float*>(memory + maxima_at) + token * num_groups;
   }
 
-  const int64_t num_groups, num_blocks, masses_at, maxima_at, num_bytes;
+  const int64_t num_parts, num_groups, num_blocks, masses_at, maxima_at, num_bytes;
 };
 
 Row row_of(const NaiadRecord& record, const Run& run, int64_t token) {
@@ -284,40 +285,25 @@ bool is_drawn(const NaiadStep& step, int64_t token) {
   return step.draws->temperatures[token] > 0 && std::isfinite(step.best_logits[token]);
 }
 
-}  // namespace
-
-int64_t draw_tokens_shared_bytes(const NaiadRecord& record, const NaiadStep& step, int64_t num_members) {
-  return step.draws ? Shared(step.num_tokens, num_members, record.width).num_bytes : 0;
-}
-
-int64_t draw_tokens_own_bytes(const NaiadRecord& record, const NaiadStep& step) {
-  return step.draws ? filter_bytes(record.width) : 0;
-}
-
-void draw_tokens(const NaiadRecord& record, const Run& run, Member& member) {
-  const NaiadStep& step = *run.step;
-  if (!step.draws) return;
-  const Shared shared(step.num_tokens, member.size, record.width);
-  char* memory = run.shared->get<char>(shared.num_bytes);
-
-  int64_t first_block, end_block;
-  member.share(shared.num_blocks, first_block, end_block);
-  const int64_t first = first_block * kBlockColumns, end = std::min(end_block * kBlockColumns, record.width);
-  for (int64_t token = 0; token < step.num_tokens; token++) {
-    if (!is_drawn(step, token)) continue;
+// What one part of the columns, [first, end), has for each row.
+void see_columns(const NaiadRecord& record, const Run& run, const Shared& shared, char* memory, int64_t part,
+                 int64_t first, int64_t end) {
+  for (int64_t token = 0; token < run.step->num_tokens; token++) {
+    if (!is_drawn(*run.step, token)) continue;
     const Row row = row_of(record, run, token);
     if (row.is_filtered()) {
       find_maxima(row, first, end, shared.maxima(memory, token));
       if (row.needs_mass()) find_masses(row, first, end, shared.masses(memory, token));
     } else {
-      shared.drawn(memory, token, member.size)[member.index] = draw_freely(row, first, end);
+      shared.drawn(memory, token)[part] = draw_freely(row, first, end);
     }
   }
-  member.barrier();
+}
 
-  int64_t first_token, end_token;
-  member.share(step.num_tokens, first_token, end_token);
-  for (int64_t token = first_token; token < end_token; token++) {
+void draw_rows(const NaiadRecord& record, const Run& run, const Shared& shared, char* memory, Scratch& own,
+               int64_t first, int64_t end) {
+  const NaiadStep& step = *run.step;
+  for (int64_t token = first; token < end; token++) {
     int64_t& token_id = step.draws->token_ids[token];
     token_id = step.best_ids[token];
     if (!is_drawn(step, token)) continue;
@@ -325,14 +311,40 @@ void draw_tokens(const NaiadRecord& record, const Run& run, Member& member) {
     if (row.is_filtered()) {
       const double* masses = shared.masses(memory, token);
       const double mass = row.needs_mass() ? std::accumulate(masses, masses + shared.num_blocks, 0.0) : 0.0;
-      token_id = draw_filtered(row, shared.maxima(memory, token), mass, run.own[member.index]);
+      token_id = draw_filtered(row, shared.maxima(memory, token), mass, own);
     } else {
-      const Drawn* parts = shared.drawn(memory, token, member.size);
+      const Drawn* parts = shared.drawn(memory, token);
       Drawn drawn = parts[0];
-      for (int64_t index = 1; index < member.size; index++) drawn.take(parts[index].score, parts[index].id);
+      for (int64_t part = 1; part < shared.num_parts; part++) drawn.take(parts[part].score, parts[part].id);
       token_id = drawn.id;
     }
   }
+}
+
+}  // namespace
+
+Things draw_tokens_things(const NaiadRecord& record, const NaiadStep& step, int64_t phase) {
+  if (!step.draws || phase > 1) return {0};
+  return {phase == 0 ? blocks_of(record.width) : step.num_tokens};
+}
+
+int64_t draw_tokens_shared_bytes(const NaiadRecord& record, const NaiadStep& step, int64_t team_size) {
+  return step.draws ? Shared(record, step, team_size).num_bytes : 0;
+}
+
+int64_t draw_tokens_own_bytes(const NaiadRecord& record, const NaiadStep& step) {
+  return step.draws ? filter_bytes(record.width) : 0;
+}
+
+void draw_tokens(const NaiadRecord& record, const Run& run, int64_t phase, const Share& share) {
+  const Shared shared(record, *run.step, run.team_size);
+  char* memory = run.shared->get<char>(shared.num_bytes);
+  const auto [first, end] = share.of(draw_tokens_things(record, *run.step, phase));
+  if (phase == 0)
+    see_columns(record, run, shared, memory, share.index, first * kBlockColumns,
+                std::min(end * kBlockColumns, record.width));
+  else
+    draw_rows(record, run, shared, memory, run.own[share.computed_by].memory, first, end);
 }
 
 }  // namespace naiad

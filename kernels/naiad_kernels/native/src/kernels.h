@@ -1,10 +1,12 @@
 // What a record's kernel gets, and the kernels.
 #pragma once
 
+#include <vector>
+
 #include "allowed.h"
 #include "simd.h"
+#include "shares.h"
 #include "tape.h"
-#include "team.h"
 
 namespace naiad {
 
@@ -34,14 +36,21 @@ class Scratch {
   std::vector<char> memory_;
 };
 
+// Memory of a member, and the stage that it was last kept for.
+struct alignas(64) Own {
+  Scratch memory;
+  int64_t stage = -1;
+};
+
 // What a step's records share.
 struct Run {
   const NaiadBuffer* buffers;
   const NaiadStep* step;
-  // Written by one record's members for each other, between two of its barriers.
+  int64_t team_size;
+  // Written in one phase of a record for the next.
   Scratch* shared;
   // Of each member.
-  Scratch* own;
+  Own* own;
 
   float* row(int32_t buffer, int64_t token) const { return buffers[buffer].data + token * buffers[buffer].stride; }
 };
@@ -59,27 +68,36 @@ inline Floats activate(int32_t activation, Floats x) {
   }
 }
 
-void embed(const NaiadRecord& record, const Run& run, Member& member);
-void rms_norm(const NaiadRecord& record, const Run& run, Member& member);
-void add(const NaiadRecord& record, const Run& run, Member& member);
-void gate(const NaiadRecord& record, const Run& run, Member& member);
-void soft_cap(const NaiadRecord& record, const Run& run, Member& member);
-void linear(const NaiadRecord& record, const Run& run, Member& member);
-void angles(const NaiadRecord& record, const Run& run, Member& member);
-void rotary_store(const NaiadRecord& record, const Run& run, Member& member);
-void attention(const NaiadRecord& record, const Run& run, Member& member);
-void best_tokens(const NaiadRecord& record, const Run& run, Member& member);
-void draw_tokens(const NaiadRecord& record, const Run& run, Member& member);
+// A record is computed in one phase or two. `things`: what is shared out in a phase; `count` is 0 if there is no such
+// phase. A phase's kernel computes one share of its things.
+Things row_things(const NaiadStep& step, int64_t phase);
+void embed(const NaiadRecord& record, const Run& run, const Share& share);
+void rms_norm(const NaiadRecord& record, const Run& run, const Share& share);
+void add(const NaiadRecord& record, const Run& run, const Share& share);
+void gate(const NaiadRecord& record, const Run& run, const Share& share);
+void soft_cap(const NaiadRecord& record, const Run& run, const Share& share);
+void angles(const NaiadRecord& record, const Run& run, const Share& share);
 
-// Whether a record's products are those of tiles.
-bool linear_takes_tiles(const NaiadRecord& record);
-bool attention_takes_tiles(const NaiadRecord& record);
+Things linear_things(const NaiadRecord& record, const NaiadStep& step, int64_t phase, int64_t team_size);
+void linear(const NaiadRecord& record, const Run& run, int64_t phase, const Share& share);
+
+Things rotary_store_things(const NaiadRecord& record, const NaiadStep& step, int64_t phase);
+void rotary_store(const NaiadRecord& record, const Run& run, const Share& share);
+
+Things attention_things(const NaiadRecord& record, const NaiadStep& step, int64_t phase, int64_t team_size);
+void attention(const NaiadRecord& record, const Run& run, int64_t phase, const Share& share);
+
+Things best_tokens_things(const NaiadRecord& record, const NaiadStep& step, int64_t phase);
+void best_tokens(const NaiadRecord& record, const Run& run, int64_t phase, const Share& share);
+
+Things draw_tokens_things(const NaiadRecord& record, const NaiadStep& step, int64_t phase);
+void draw_tokens(const NaiadRecord& record, const Run& run, int64_t phase, const Share& share);
 
 // Bytes of `Run::shared` that a record needs in this step.
 int64_t linear_shared_bytes(const NaiadRecord& record, const NaiadStep& step);
-int64_t attention_shared_bytes(const NaiadRecord& record, const NaiadStep& step, int64_t num_members);
-int64_t best_tokens_shared_bytes(const NaiadStep& step, int64_t num_members);
-int64_t draw_tokens_shared_bytes(const NaiadRecord& record, const NaiadStep& step, int64_t num_members);
+int64_t attention_shared_bytes(const NaiadRecord& record, const NaiadStep& step, int64_t team_size);
+int64_t best_tokens_shared_bytes(const NaiadRecord& record, const NaiadStep& step, int64_t team_size);
+int64_t draw_tokens_shared_bytes(const NaiadRecord& record, const NaiadStep& step, int64_t team_size);
 
 // Bytes of each member's `Run::own` that a record needs in this step at most. Members have no way to say that there is
 // no memory, so all of it is there before they begin.

@@ -280,51 +280,83 @@ class PanelRange {
 using RoundedByBf16 = std::conditional_t<kHasTiles, Bf16Tiles, Bf16ByBf16>;
 using RoundedByInt8 = std::conditional_t<kHasTiles, Int8Tiles, Int8ByInt8>;
 
-// Members that have at least so many rows each share the rows, else the panels. Then all read all weights, but what one
-// writes the same one reads: inputs that lie in the cache of another core take longer than weights.
+// ---------------------------------------------------------------- what is shared out
+// If each member has at least so many rows, it computes its rows, and its shares are panels: then all read all weights,
+// but what one writes the same one reads, as inputs that lie in the cache of another core take longer than weights.
+// Else the members' shares are panels, each for all rows.
 constexpr int64_t kRowsToShare = 64;
+// A tile's panels, of which a gate has half.
+constexpr int64_t kPanelsTogether = 4;
+// Up to this many rows every member rounds all inputs for itself; more are rounded in a phase of their own.
+constexpr int64_t kRowsRoundedAlone = 2;
 
-template <class Product>
-bool shares_rows(const Run& run, const Member& member) {
-  return !Product::kTakesTiles && run.step->num_tokens >= kRowsToShare * member.size;
+bool takes_tiles(int32_t product) {
+  const bool has_floats =
+      product == NAIAD_FLOAT_BY_FLOAT || product == NAIAD_FLOAT_BY_BF16 || product == NAIAD_FLOAT_BY_F16;
+  return kHasTiles && !has_floats;
 }
+
+bool is_rounded(int32_t product) { return product >= NAIAD_BF16_BY_BF16; }
+
+bool shares_rows(const NaiadRecord& record, const NaiadStep& step, int64_t team_size) {
+  return step.num_tokens >= kRowsToShare * team_size && !takes_tiles(record.matrix.product);
+}
+
+bool rounds_first(const NaiadRecord& record, const NaiadStep& step) {
+  return is_rounded(record.matrix.product) && step.num_tokens > kRowsRoundedAlone;
+}
+
+// Panels, or a gate's pairs of panels.
+Things units(const NaiadRecord& record) {
+  const int64_t panels_per_unit = record.activation == NAIAD_NO_GATE ? 1 : 2;
+  const int64_t together = kPanelsTogether / panels_per_unit;
+  return {record.matrix.num_panels / panels_per_unit, together, together};
+}
+
+Things product_things(const NaiadRecord& record, const NaiadStep& step, int64_t team_size) {
+  if (shares_rows(record, step, team_size)) return {team_size * kMostSharesPerMember};
+  return units(record);
+}
+
+// ---------------------------------------------------------------- products
 
 template <class Product, bool IS_GATED>
-void compute_part(const NaiadRecord& record, const Run& run, const Rows<Product>& rows, Member& member) {
-  int64_t first_row = 0, end_row = run.step->num_tokens;
-  int64_t first = 0, end = record.matrix.num_panels / (IS_GATED ? 2 : 1);
-  if (shares_rows<Product>(run, member))
-    member.share(end_row, first_row, end_row);
-  else
-    member.share(end, first, end);
-  if constexpr (Product::kTakesTiles)
-    TileRange<Product, IS_GATED>(record, run, rows, end_row).compute(first, end);
-  else
-    PanelRange<Product, IS_GATED>(record, run, rows, first_row, end_row).compute(first, end);
+void compute_part(const NaiadRecord& record, const Run& run, const Rows<Product>& rows, const Share& share) {
+  const int64_t num_rows = run.step->num_tokens;
+  const Things all = units(record);
+  if constexpr (Product::kTakesTiles) {
+    const auto [first, end] = share.of(all);
+    const TileSession tiles(rows_of_tile(num_rows));
+    TileRange<Product, IS_GATED>(record, run, rows, num_rows).compute(first, end);
+  } else {
+    const bool has_own_rows = shares_rows(record, *run.step, run.team_size);
+    const Range own_rows = has_own_rows ? share.member_of(num_rows) : Range{0, num_rows};
+    const auto [first, end] = has_own_rows ? share.part_of({0, all.count}, all.grain) : share.of(all);
+    PanelRange<Product, IS_GATED>(record, run, rows, own_rows.first, own_rows.end).compute(first, end);
+  }
 }
 
 template <class Product>
-void compute_panels(const NaiadRecord& record, const Run& run, const Rows<Product>& rows, Member& member) {
+void compute_panels(const NaiadRecord& record, const Run& run, const Rows<Product>& rows, const Share& share) {
   if (record.activation == NAIAD_NO_GATE)
-    compute_part<Product, false>(record, run, rows, member);
+    compute_part<Product, false>(record, run, rows, share);
   else
-    compute_part<Product, true>(record, run, rows, member);
+    compute_part<Product, true>(record, run, rows, share);
 }
 
 // Few rows in four bits are multiplied as fast as their weights are read without tiles. Both forms give the same bits.
 constexpr int64_t kMostInt4RowsWithoutTiles = 8;
 
 template <class Offsets>
-void compute_int4_panels(const NaiadRecord& record, const Run& run, const Rows<RoundedByInt8>& rows, Member& member) {
+void compute_int4_panels(const NaiadRecord& record, const Run& run, const Rows<RoundedByInt8>& rows,
+                         const Share& share) {
   if constexpr (kHasTiles)
     if (run.step->num_tokens > kMostInt4RowsWithoutTiles)
-      return compute_panels<Int4Tiles<Offsets>>(record, run, {rows.data, rows.stride}, member);
-  compute_panels<Int4ByInt8<Offsets>>(record, run, {rows.data, rows.stride}, member);
+      return compute_panels<Int4Tiles<Offsets>>(record, run, {rows.data, rows.stride}, share);
+  compute_panels<Int4ByInt8<Offsets>>(record, run, {rows.data, rows.stride}, share);
 }
 
 // ---------------------------------------------------------------- inputs
-// Up to this many rows every member rounds all inputs for itself instead of waiting for the others.
-constexpr int64_t kRowsRoundedAlone = 2;
 
 template <class Product>
 int64_t inputs_of_row(const NaiadRecord& record) {
@@ -332,18 +364,38 @@ int64_t inputs_of_row(const NaiadRecord& record) {
 }
 
 template <class Product>
-Rows<Product> rounded_rows(const NaiadRecord& record, const Run& run, Member& member) {
-  using Input = typename Product::Input;
-  const int64_t num_rows = run.step->num_tokens, width = inputs_of_row<Product>(record);
-  const bool is_alone = num_rows <= kRowsRoundedAlone;
-  Input* rounded = (is_alone ? run.own[member.index] : *run.shared).get<Input>(num_rows * width);
-  int64_t first = 0, end = num_rows;
-  if (!is_alone) member.share(num_rows, first, end);
+Rows<Product> shared_rows(const NaiadRecord& record, const Run& run) {
+  const int64_t width = inputs_of_row<Product>(record);
+  return {run.shared->get<typename Product::Input>(run.step->num_tokens * width), width};
+}
+
+template <class Product>
+void round_rows(const NaiadRecord& record, const Run& run, int64_t first, int64_t end,
+                typename Product::Input* rounded) {
   for (int64_t row = first; row < end; row++)
-    round_row(run.row(record.in, row), record.matrix.in_features, rounded + row * width);
-  // Who shares the rows of the product rounds those that it multiplies.
-  if (!is_alone && !shares_rows<Product>(run, member)) member.barrier();
+    round_row(run.row(record.in, row), record.matrix.in_features, rounded + row * inputs_of_row<Product>(record));
+}
+
+// The inputs of all rows, rounded.
+template <class Product>
+Rows<Product> rounded_rows(const NaiadRecord& record, const Run& run, const Share& share) {
+  const NaiadStep& step = *run.step;
+  if (rounds_first(record, step)) return shared_rows<Product>(record, run);
+  const int64_t width = inputs_of_row<Product>(record);
+  Own& own = run.own[share.computed_by];
+  auto* rounded = own.memory.get<typename Product::Input>(step.num_tokens * width);
+  // A member's first share of this stage rounds for all of its shares.
+  if (own.stage != share.stage) round_rows<Product>(record, run, 0, step.num_tokens, rounded);
+  own.stage = share.stage;
   return {rounded, width};
+}
+
+// The phase before the product.
+template <class Product>
+void round_share(const NaiadRecord& record, const Run& run, const Share& share) {
+  const auto [first, end] = share.of(row_things(*run.step, 0));
+  using Input = typename Product::Input;
+  round_rows<Product>(record, run, first, end, const_cast<Input*>(shared_rows<Product>(record, run).data));
 }
 
 // Of all of a step's inputs; 0 for products that read floats.
@@ -369,26 +421,29 @@ int64_t linear_own_bytes(const NaiadRecord& record, const NaiadStep& step) {
   return step.num_tokens > kRowsRoundedAlone ? 0 : rounded_bytes(record, step);
 }
 
-bool linear_takes_tiles(const NaiadRecord& record) {
-  const int32_t product = record.matrix.product;
-  const bool has_floats = product == NAIAD_FLOAT_BY_FLOAT || product == NAIAD_FLOAT_BY_BF16;
-  return kHasTiles && !has_floats && product != NAIAD_FLOAT_BY_F16;
+Things linear_things(const NaiadRecord& record, const NaiadStep& step, int64_t phase, int64_t team_size) {
+  const int64_t product_phase = rounds_first(record, step) ? 1 : 0;
+  if (phase > product_phase) return {0};
+  return phase == product_phase ? product_things(record, step, team_size) : row_things(step, 0);
 }
 
-void linear(const NaiadRecord& record, const Run& run, Member& member) {
+void linear(const NaiadRecord& record, const Run& run, int64_t phase, const Share& share) {
+  const int32_t product = record.matrix.product;
+  if (phase == 0 && rounds_first(record, *run.step))
+    return product == NAIAD_BF16_BY_BF16 ? round_share<RoundedByBf16>(record, run, share)
+                                         : round_share<RoundedByInt8>(record, run, share);
   const NaiadBuffer& in = run.buffers[record.in];
-  switch (record.matrix.product) {
-    case NAIAD_FLOAT_BY_FLOAT: return compute_panels<FloatByFloat>(record, run, {in.data, in.stride}, member);
-    case NAIAD_FLOAT_BY_BF16: return compute_panels<FloatByBf16>(record, run, {in.data, in.stride}, member);
-    case NAIAD_FLOAT_BY_F16: return compute_panels<FloatByF16>(record, run, {in.data, in.stride}, member);
+  switch (product) {
+    case NAIAD_FLOAT_BY_FLOAT: return compute_panels<FloatByFloat>(record, run, {in.data, in.stride}, share);
+    case NAIAD_FLOAT_BY_BF16: return compute_panels<FloatByBf16>(record, run, {in.data, in.stride}, share);
+    case NAIAD_FLOAT_BY_F16: return compute_panels<FloatByF16>(record, run, {in.data, in.stride}, share);
     case NAIAD_BF16_BY_BF16:
-      return compute_panels<RoundedByBf16>(record, run, rounded_rows<RoundedByBf16>(record, run, member), member);
+      return compute_panels<RoundedByBf16>(record, run, rounded_rows<RoundedByBf16>(record, run, share), share);
     case NAIAD_INT4_BY_INT8:
-      return compute_int4_panels<ZeroPoints>(record, run, rounded_rows<RoundedByInt8>(record, run, member), member);
+      return compute_int4_panels<ZeroPoints>(record, run, rounded_rows<RoundedByInt8>(record, run, share), share);
     case NAIAD_INT4_AND_MINIMUM_BY_INT8:
-      return compute_int4_panels<Minimums>(record, run, rounded_rows<RoundedByInt8>(record, run, member), member);
-    default:
-      return compute_panels<RoundedByInt8>(record, run, rounded_rows<RoundedByInt8>(record, run, member), member);
+      return compute_int4_panels<Minimums>(record, run, rounded_rows<RoundedByInt8>(record, run, share), share);
+    default: return compute_panels<RoundedByInt8>(record, run, rounded_rows<RoundedByInt8>(record, run, share), share);
   }
 }
 

@@ -4,6 +4,9 @@
 namespace naiad {
 namespace {
 
+// So many KV heads, with the heads that share them, take longer than taking a share of them.
+constexpr int64_t kHeadsTogether = 4;
+
 // Scales a head to root mean square 1, then by `weight`.
 void norm_head(float* head, const float* weight, float eps, int64_t head_dim) {
   float squares = 0.0f;
@@ -33,15 +36,15 @@ void rotate(const float* in, const float* angles, float* out, int64_t head_dim) 
 int64_t num_own_floats(const NaiadRecord& record) { return 2 * record.cache.head_dim; }
 
 template <class Element>
-void rotate_and_store(const NaiadRecord& record, const Run& run, Member& member) {
+void rotate_and_store(const NaiadRecord& record, const Run& run, const Share& share) {
   const NaiadStep& step = *run.step;
   const CacheView<Element> cache(record.cache);
   const int64_t head_dim = record.cache.head_dim, num_kv_heads = record.cache.num_kv_heads;
   const int64_t num_heads = record.num_heads, heads_per_kv = num_heads / num_kv_heads;
-  float* head = run.own[member.index].get<float>(num_own_floats(record));
+  float* head = run.own[share.computed_by].memory.get<float>(num_own_floats(record));
   float* rotated = head + head_dim;
-  int64_t first, end, seq = 0;
-  member.share(step.num_tokens * num_kv_heads, first, end);
+  int64_t seq = 0;
+  const auto [first, end] = share.of(rotary_store_things(record, step, 0));
   for (int64_t item = first; item < end; item++) {
     const int64_t token = item / num_kv_heads, kv_head = item % num_kv_heads;
     while (step.query_starts[seq + 1] <= token) seq++;
@@ -69,14 +72,17 @@ void rotate_and_store(const NaiadRecord& record, const Run& run, Member& member)
 
 }  // namespace
 
+Things rotary_store_things(const NaiadRecord& record, const NaiadStep& step, int64_t phase) {
+  return {phase == 0 ? step.num_tokens * record.cache.num_kv_heads : 0, kHeadsTogether};
+}
+
 int64_t rotary_store_own_bytes(const NaiadRecord& record) {
   return num_own_floats(record) * static_cast<int64_t>(sizeof(float));
 }
 
-void angles(const NaiadRecord& record, const Run& run, Member& member) {
+void angles(const NaiadRecord& record, const Run& run, const Share& share) {
   const int64_t half = record.width / 2;
-  int64_t first, end;
-  member.share(run.step->num_tokens, first, end);
+  const auto [first, end] = share.of(row_things(*run.step, 0));
   for (int64_t token = first; token < end; token++) {
     float* out = run.row(record.out, token);
     const float position = static_cast<float>(run.step->positions[token]);
@@ -89,11 +95,11 @@ void angles(const NaiadRecord& record, const Run& run, Member& member) {
   }
 }
 
-void rotary_store(const NaiadRecord& record, const Run& run, Member& member) {
+void rotary_store(const NaiadRecord& record, const Run& run, const Share& share) {
   if (record.cache.element == NAIAD_BFLOAT16)
-    rotate_and_store<uint16_t>(record, run, member);
+    rotate_and_store<uint16_t>(record, run, share);
   else
-    rotate_and_store<float>(record, run, member);
+    rotate_and_store<float>(record, run, share);
 }
 
 }  // namespace naiad

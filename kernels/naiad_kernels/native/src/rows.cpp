@@ -7,11 +7,13 @@
 namespace naiad {
 namespace {
 
-// Calls `work` for each of this member's rows.
+// So many rows take longer than taking a share of them.
+constexpr int64_t kRowsTogether = 4;
+
+// Calls `work` for each row of a share.
 template <class Work>
-void for_rows(const Run& run, Member& member, const Work& work) {
-  int64_t first, end;
-  member.share(run.step->num_tokens, first, end);
+void for_rows(const Run& run, const Share& share, const Work& work) {
+  const auto [first, end] = share.of(row_things(*run.step, 0));
   for (int64_t token = first; token < end; token++) work(token);
 }
 
@@ -52,14 +54,16 @@ void embed_row(const NaiadRecord& record, int64_t id, float* out) {
 
 }  // namespace
 
-void embed(const NaiadRecord& record, const Run& run, Member& member) {
-  for_rows(run, member,
+Things row_things(const NaiadStep& step, int64_t phase) { return {phase == 0 ? step.num_tokens : 0, kRowsTogether}; }
+
+void embed(const NaiadRecord& record, const Run& run, const Share& share) {
+  for_rows(run, share,
            [&](int64_t token) { embed_row(record, run.step->token_ids[token], run.row(record.out, token)); });
 }
 
-void rms_norm(const NaiadRecord& record, const Run& run, Member& member) {
+void rms_norm(const NaiadRecord& record, const Run& run, const Share& share) {
   const int64_t width = whole_lanes(record.width);
-  for_rows(run, member, [&](int64_t token) {
+  for_rows(run, share, [&](int64_t token) {
     const float* in = run.row(record.in, token);
     float* out = run.row(record.out, token);
     Floats squares = fill(0.0f);
@@ -70,25 +74,25 @@ void rms_norm(const NaiadRecord& record, const Run& run, Member& member) {
   });
 }
 
-void add(const NaiadRecord& record, const Run& run, Member& member) {
+void add(const NaiadRecord& record, const Run& run, const Share& share) {
   const int64_t width = whole_lanes(record.width);
-  for_rows(run, member, [&](int64_t token) {
+  for_rows(run, share, [&](int64_t token) {
     const float *a = run.row(record.in, token), *b = run.row(record.other, token);
     float* out = run.row(record.out, token);
     for (int64_t i = 0; i < width; i += kLanes) store(out + i, load(a + i) + load(b + i));
   });
 }
 
-void gate(const NaiadRecord& record, const Run& run, Member& member) {
-  for_rows(run, member, [&](int64_t token) {
+void gate(const NaiadRecord& record, const Run& run, const Share& share) {
+  for_rows(run, share, [&](int64_t token) {
     gate_row(record.activation, run.row(record.in, token), run.row(record.out, token), record.width);
   });
 }
 
-void soft_cap(const NaiadRecord& record, const Run& run, Member& member) {
+void soft_cap(const NaiadRecord& record, const Run& run, const Share& share) {
   const int64_t width = whole_lanes(record.width);
   const Floats cap = fill(record.factor);
-  for_rows(run, member, [&](int64_t token) {
+  for_rows(run, share, [&](int64_t token) {
     const float* in = run.row(record.in, token);
     float* out = run.row(record.out, token);
     for (int64_t i = 0; i < width; i += kLanes) store(out + i, cap * hyperbolic_tangent(load(in + i) / cap));

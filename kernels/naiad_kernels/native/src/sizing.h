@@ -6,7 +6,7 @@
 
 namespace naiad {
 
-// A program that shares a core with a member makes all others wait at every barrier, and a smaller team is faster
+// A program that shares a core with a member makes all others wait in every stage, and a smaller team is faster
 // then. So a team whose members wait for too long gives up one of them, and tries after a rest whether it can have
 // it back. Rests get longer while that fails. The rule knows no clock, only what it is told.
 class Sizing {

@@ -4,16 +4,15 @@
 #include <algorithm>
 #include <chrono>
 #include <exception>
-#include <functional>
 
 #include "kernels.h"
-#include "tiles.h"
+#include "team.h"
 
 struct NaiadTeam {
   explicit NaiadTeam(int64_t size) : team(size), own(static_cast<size_t>(size)) {}
   naiad::Team team;
   naiad::Scratch shared;
-  std::vector<naiad::Scratch> own;
+  std::vector<naiad::Own> own;
 };
 
 namespace naiad {
@@ -88,11 +87,11 @@ Refusal check(const NaiadRecord* records, int64_t num_records, const NaiadStep& 
   return kFine;
 }
 
-int64_t shared_bytes(const NaiadRecord& record, const NaiadStep& step, int64_t num_members) {
+int64_t shared_bytes(const NaiadRecord& record, const NaiadStep& step, int64_t team_size) {
   if (record.kind == NAIAD_LINEAR) return linear_shared_bytes(record, step);
-  if (record.kind == NAIAD_ATTENTION) return attention_shared_bytes(record, step, num_members);
-  if (record.kind == NAIAD_BEST_TOKENS) return best_tokens_shared_bytes(step, num_members);
-  if (record.kind == NAIAD_DRAW_TOKENS) return draw_tokens_shared_bytes(record, step, num_members);
+  if (record.kind == NAIAD_ATTENTION) return attention_shared_bytes(record, step, team_size);
+  if (record.kind == NAIAD_BEST_TOKENS) return best_tokens_shared_bytes(record, step, team_size);
+  if (record.kind == NAIAD_DRAW_TOKENS) return draw_tokens_shared_bytes(record, step, team_size);
   return 0;
 }
 
@@ -106,43 +105,85 @@ int64_t own_bytes(const NaiadRecord& record, const NaiadStep& step) {
 
 // Have all memory that the records need: members cannot do without it once they have begun.
 Refusal reserve(NaiadTeam& team, const NaiadRecord* records, int64_t num_records, const NaiadStep& step) {
-  const int64_t num_members = team.team.size();
   int64_t shared = 0, own = 0;
   for (const NaiadRecord* record = records; record < records + num_records; record++) {
-    shared = std::max(shared, shared_bytes(*record, step, num_members));
+    shared = std::max(shared, shared_bytes(*record, step, team.team.size()));
     own = std::max(own, own_bytes(*record, step));
   }
   try {
     team.shared.get<char>(shared);
-    for (int64_t index = 0; index < num_members; index++) team.own[static_cast<size_t>(index)].reserve(own);
+    for (Own& each : team.own) each.memory.reserve(own);
   } catch (const std::exception&) {
     return kNoMemory;
   }
   return kFine;
 }
 
-bool takes_tiles(const NaiadRecord* records, int64_t num_records) {
-  return std::any_of(records, records + num_records, [](const NaiadRecord& record) {
-    if (record.kind == NAIAD_ATTENTION) return attention_takes_tiles(record);
-    return record.kind == NAIAD_LINEAR && linear_takes_tiles(record);
-  });
-}
-
-void compute(const NaiadRecord& record, const Run& run, Member& member) {
+Things things(const NaiadRecord& record, const NaiadStep& step, int64_t phase, int64_t team_size) {
   switch (record.kind) {
-    case NAIAD_EMBED: return embed(record, run, member);
-    case NAIAD_RMS_NORM: return rms_norm(record, run, member);
-    case NAIAD_ADD: return add(record, run, member);
-    case NAIAD_LINEAR: return linear(record, run, member);
-    case NAIAD_GATE: return gate(record, run, member);
-    case NAIAD_ANGLES: return angles(record, run, member);
-    case NAIAD_ROTARY_STORE: return rotary_store(record, run, member);
-    case NAIAD_ATTENTION: return attention(record, run, member);
-    case NAIAD_SOFT_CAP: return soft_cap(record, run, member);
-    case NAIAD_BEST_TOKENS: return best_tokens(record, run, member);
-    case NAIAD_DRAW_TOKENS: return draw_tokens(record, run, member);
+    case NAIAD_LINEAR: return linear_things(record, step, phase, team_size);
+    case NAIAD_ROTARY_STORE: return rotary_store_things(record, step, phase);
+    case NAIAD_ATTENTION: return attention_things(record, step, phase, team_size);
+    case NAIAD_BEST_TOKENS: return best_tokens_things(record, step, phase);
+    case NAIAD_DRAW_TOKENS: return draw_tokens_things(record, step, phase);
+    default: return row_things(step, phase);
   }
 }
+
+void compute(const NaiadRecord& record, const Run& run, int64_t phase, const Share& share) {
+  switch (record.kind) {
+    case NAIAD_EMBED: return embed(record, run, share);
+    case NAIAD_RMS_NORM: return rms_norm(record, run, share);
+    case NAIAD_ADD: return add(record, run, share);
+    case NAIAD_LINEAR: return linear(record, run, phase, share);
+    case NAIAD_GATE: return gate(record, run, share);
+    case NAIAD_ANGLES: return angles(record, run, share);
+    case NAIAD_ROTARY_STORE: return rotary_store(record, run, share);
+    case NAIAD_ATTENTION: return attention(record, run, phase, share);
+    case NAIAD_SOFT_CAP: return soft_cap(record, run, share);
+    case NAIAD_BEST_TOKENS: return best_tokens(record, run, phase, share);
+    case NAIAD_DRAW_TOKENS: return draw_tokens(record, run, phase, share);
+  }
+}
+
+// A step's records, each in its phases.
+class Replay : public Job {
+ public:
+  // `nanoseconds`: null, or of each record; the time until it is done is added.
+  Replay(const NaiadRecord* records, int64_t num_records, const Run& run, int64_t* nanoseconds)
+      : records_(records), num_records_(num_records), run_(run), nanoseconds_(nanoseconds), start_(Clock::now()) {}
+
+  bool next(Cut& cut) override {
+    for (phase_++; record_ < num_records_; phase_ = 0) {
+      const Things things = naiad::things(records_[record_], *run_.step, phase_, run_.team_size);
+      if (things.count > 0) {
+        cut = Cut(things, run_.team_size);
+        return true;
+      }
+      if (nanoseconds_) take_time();
+      record_++;
+    }
+    return false;
+  }
+
+  void compute(const Share& share) override { naiad::compute(records_[record_], run_, phase_, share); }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  void take_time() {
+    const auto now = Clock::now();
+    nanoseconds_[record_] += std::chrono::nanoseconds(now - start_).count();
+    start_ = now;
+  }
+
+  const NaiadRecord* const records_;
+  const int64_t num_records_;
+  const Run& run_;
+  int64_t* const nanoseconds_;
+  Clock::time_point start_;
+  int64_t record_ = 0, phase_ = -1;
+};
 
 }  // namespace
 }  // namespace naiad
@@ -163,27 +204,15 @@ void naiad_team_adapt(NaiadTeam* team, int32_t adapts) { team->team.adapt(adapts
 
 int64_t naiad_team_size(const NaiadTeam* team) { return team->team.size(); }
 
-void naiad_team_lose_member(NaiadTeam* team) { team->team.lose_member(); }
+void naiad_team_lose_share(NaiadTeam* team) { team->team.lose_share(); }
 
 int naiad_run(NaiadTeam* team, const NaiadRecord* records, int64_t num_records, const NaiadBuffer* buffers,
               const NaiadStep* step, int64_t* nanoseconds) {
   if (const naiad::Refusal refusal = naiad::check(records, num_records, *step)) return refusal;
   if (const naiad::Refusal refusal = naiad::reserve(*team, records, num_records, *step)) return refusal;
-  const naiad::Run run{buffers, step, &team->shared, team->own.data()};
-  const int64_t num_tile_rows = naiad::takes_tiles(records, num_records) ? step->num_tokens : 0;
-  using Clock = std::chrono::steady_clock;
-  const auto work = [&](naiad::Member& member) {
-    const naiad::TileSession tiles(num_tile_rows);
-    for (int64_t index = 0; index < num_records; index++) {
-      const bool is_timed = nanoseconds && member.index == 0;
-      const auto start = is_timed ? Clock::now() : Clock::time_point();
-      naiad::compute(records[index], run, member);
-      if (index + 1 < num_records) member.barrier();
-      if (is_timed) nanoseconds[index] += std::chrono::nanoseconds(Clock::now() - start).count();
-    }
-  };
-  // A reference, for which `std::function` asks for no memory.
-  team->team.run(std::cref(work));
+  const naiad::Run run{buffers, step, team->team.size(), &team->shared, team->own.data()};
+  naiad::Replay replay(records, num_records, run, nanoseconds);
+  team->team.run(replay);
   return 0;
 }
 

@@ -1,7 +1,7 @@
 // The C interface: what Python writes and one call reads. Every struct has its twin in `library.py`.
 //
 // A tape is a list of records. Each reads and writes buffers of float32 with a row for every token of the
-// step; the members of a team share the rows or columns of one record, and meet at a barrier after it.
+// step. The members of a team share the rows or columns of one record, and begin the next when all of it is done.
 //
 // Buffers: `stride` floats a row, a multiple of 64. Every record writes its rows up to the next multiple of 16,
 // and there what is after the width is zero (or not a number, in a row that is not finite anyway). The rest is
@@ -147,9 +147,9 @@ NAIAD_API void naiad_team_adapt(NaiadTeam* team, int32_t adapts);
 // Members of the next run.
 NAIAD_API int64_t naiad_team_size(const NaiadTeam* team);
 
-// For tests of what watches over a team: the last member misses every barrier from now on, so that the next run of
-// two members or more never ends. Neither does `naiad_team_free`.
-NAIAD_API void naiad_team_lose_member(NaiadTeam* team);
+// For tests of what watches over a team: nobody computes some of the shares from now on, so that the next run of
+// two members or more never ends.
+NAIAD_API void naiad_team_lose_share(NaiadTeam* team);
 
 // Run records one after the other.
 //
@@ -157,7 +157,7 @@ NAIAD_API void naiad_team_lose_member(NaiadTeam* team);
 // on, 3 a block id is outside its cache, 4 a block table is too short, 5 a bitmask is shorter than the rows, 6 there
 // is no memory for what the kernels need beside the buffers. Nothing has been computed then.
 //
-// `nanoseconds`: null, or [num_records]: the time until each record's barrier is added to them.
+// `nanoseconds`: null, or [num_records]: the time until each record is done is added to them.
 NAIAD_API int naiad_run(NaiadTeam* team, const NaiadRecord* records, int64_t num_records, const NaiadBuffer* buffers,
                         const NaiadStep* step, int64_t* nanoseconds);
 

@@ -1,46 +1,34 @@
-// A team of threads that compute one step together, and the barrier between a step's records.
+// A team of threads that compute one step together, stage after stage.
 #pragma once
 
 #include <atomic>
 #include <chrono>
 #include <cstdint>
-#include <functional>
 #include <thread>
 #include <vector>
 
+#include "shares.h"
 #include "sizing.h"
 
 namespace naiad {
 
-class Team;
-
-// One thread's place in a run of the team.
-class Member {
+// What a team computes: stages one after the other, each cut into shares that any member may take.
+class Job {
  public:
-  Member(Team& team, int64_t index, int64_t size) : index(index), size(size), team_(team) {}
-
-  // Wait until every member is here.
-  void barrier();
-
-  // This member's part of `count` things: [first, end).
-  void share(int64_t count, int64_t& first, int64_t& end) const {
-    first = count * index / size;
-    end = count * (index + 1) / size;
-  }
-
-  // Nanoseconds spent in long waits at barriers so far.
-  int64_t waited() const { return waited_; }
-
-  const int64_t index, size;
-
- private:
-  Team& team_;
-  int phase_ = 0;
-  int64_t waited_ = 0;
+  virtual ~Job() = default;
+  // Go on to the next stage, of which nothing has been computed, when nobody computes the one before. Returns false if
+  // there is none.
+  virtual bool next(Cut& cut) = 0;
+  // Compute a share of the present stage; members do so at the same time.
+  virtual void compute(const Share& share) = 0;
 };
 
 // Threads that stay. The one that calls `run` is the first member; the others spin for a moment after a run
 // and then sleep until their next one.
+//
+// Every member has a few shares of a stage and takes them one by one; when it has no more, it takes those that others
+// have not begun. So a member whose core does something else holds up the team by no more than the share it is at. Who
+// completes a stage's last share opens the next stage.
 class Team {
  public:
   explicit Team(int64_t size);
@@ -48,8 +36,8 @@ class Team {
   Team(const Team&) = delete;
   Team& operator=(const Team&) = delete;
 
-  // Let every member call `work`; returns when all have. The last members are left out if the team is smaller now.
-  void run(const std::function<void(Member&)>& work);
+  // Compute the job; returns when all of it is done. The last members are left out if the team is smaller now.
+  void run(Job& job);
 
   // Members of the next run.
   int64_t size() const { return adapts_ ? sizing_.size() : static_cast<int64_t>(seats_.size()); }
@@ -61,39 +49,49 @@ class Team {
   // Returns 0 or the system's error number.
   int pin(const int32_t* cpus);
 
-  // From now on the last member stays away, and the next run does not end.
-  void lose_member();
+  // From now on the first share of the last member that has one is taken by nobody, and the next run does not end.
+  void lose_share() {
+    loses_share_ = true;
+    adapts_ = false;
+  }
 
  private:
-  friend class Member;
-
-  // What wakes a member: the number of runs that it was called to.
   struct alignas(64) Seat {
-    std::atomic<uint32_t> run{0};
-    std::atomic<bool> is_asleep{false};
+    // Of the present stage: its number, how many of its shares are this member's, and how many of those are taken. Of
+    // an earlier one, all of whose shares are taken, if this member has none.
+    std::atomic<uint64_t> ticket{0};
+    alignas(64) std::atomic<uint32_t> is_asleep{0};
   };
 
-  void loop(int64_t index);
-  void await_run(Seat& seat, uint32_t seen);
-  void call(Seat& seat);
+  void loop(int64_t member);
+  void open(int64_t stage);
+  void announce(int64_t stage);
+  bool take(int64_t member, Share& share);
+  void compute_what_there_is(int64_t member);
+  void wait(int64_t member, int64_t seen);
+  template <class Condition>
+  void sleep(int64_t member, const Condition& condition);
   void end();
 
   std::vector<Seat> seats_;
   std::vector<std::thread> threads_;
   Sizing sizing_;
   bool adapts_ = false;
+  bool loses_share_ = false;
   int32_t caller_cpu_ = -1;  // where the thread that calls `run` is to stay; -1: anywhere
   std::thread::id pinned_;   // the thread that stays there
-  int64_t lost_ = -1;        // the member that stays away
   std::atomic<bool> is_over_{false};
-  // Of the present run.
-  const std::function<void(Member&)>* work_ = nullptr;
-  int64_t run_size_ = 0;
-  std::chrono::steady_clock::time_point start_;
-  alignas(64) std::atomic<int64_t> num_left_{0};
-  std::atomic<int64_t> busy_{0};  // nanoseconds that the members which have left did not wait
-  alignas(64) std::atomic<int64_t> num_arrived_{0};
-  alignas(64) std::atomic<int> phase_{0};
+  std::atomic<int64_t> run_size_{0};
+  std::atomic<int64_t> run_{0};  // the number of the present or last run
+  // Who has taken a share may read these two.
+  Job* job_ = nullptr;
+  Cut cut_;                                       // of the present stage
+  alignas(64) std::atomic<int64_t> num_left_{0};  // shares of the present stage that are not done
+  // The present stage. Stages are numbered through all runs; after each run comes one without shares.
+  alignas(64) std::atomic<int64_t> stage_{0};
+  std::atomic<int64_t> end_stage_{0};  // that of the last run that has ended
+  alignas(64) std::atomic<int64_t> num_asleep_{0};
+  alignas(64) std::atomic<int64_t> waited_{0};  // nanoseconds of long waits in this run, of all members
 };
 
 }  // namespace naiad

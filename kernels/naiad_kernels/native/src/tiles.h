@@ -156,37 +156,14 @@ NAIAD_INLINE void multiply_int8() {
 
 #endif
 
-// A member's registers for one run: shaped for a step of so many rows at its beginning and released at its end, because
-// a thread that sleeps with tiles costs the system time. None for 0 rows.
+// A thread's registers for a share: shaped for tiles of so many rows at its beginning and released at its end, because
+// a thread that sleeps with tiles costs the system time.
 class TileSession {
  public:
-  explicit TileSession(int64_t num_rows) : is_open_(kHasTiles && num_rows > 0) {
-    if (is_open_) shape_tiles(rows_of_tile(num_rows));
-  }
-  ~TileSession() {
-    if (is_open_) release_tiles();
-  }
+  explicit TileSession(int64_t rows) { shape_tiles(rows); }
+  ~TileSession() { release_tiles(); }
   TileSession(const TileSession&) = delete;
   TileSession& operator=(const TileSession&) = delete;
-
- private:
-  const bool is_open_;
-};
-
-// Within a session: registers of another number of rows, for as long as this lives.
-class TilesOfRows {
- public:
-  TilesOfRows(int64_t rows, int64_t num_session_rows) : rows_(rows), session_rows_(rows_of_tile(num_session_rows)) {
-    if (rows_ != session_rows_) shape_tiles(rows_);
-  }
-  ~TilesOfRows() {
-    if (rows_ != session_rows_) shape_tiles(session_rows_);
-  }
-  TilesOfRows(const TilesOfRows&) = delete;
-  TilesOfRows& operator=(const TilesOfRows&) = delete;
-
- private:
-  const int64_t rows_, session_rows_;
 };
 
 }  // namespace naiad
