@@ -39,18 +39,20 @@ def layer(team: Team, x: torch.Tensor, up: NativeWeight, down: NativeWeight) -> 
 
 
 @pytest.mark.parametrize("num_rows", [1, 9, 150])
-@pytest.mark.parametrize("weights", ["float32", "bfloat16", "int8", "int4", "int4_and_minimum"])
+@pytest.mark.parametrize("weights", ["float32", "float16", "bfloat16", "int8", "int4", "int4_and_minimum"])
 def test_every_variant_gives_the_bits_of_its_portable_twin(
     library: Library, portable: Team, weights: str, num_rows: int
 ) -> None:
     """Few members share many rows, others the outputs."""
     generator = torch.Generator().manual_seed(0)
-    dtype = torch.bfloat16 if weights == "bfloat16" else torch.float32
     lay_out = LAY_OUT.get(weights, NativeWeight.of)
-    up, down = (
-        lay_out(torch.randn(shape, generator=generator).mul_(0.1).to(dtype), None)
-        for shape in ((416, 100), (100, 208))
-    )
+    matrices = [torch.randn(shape, generator=generator).mul_(0.1) for shape in ((416, 100), (100, 208))]
+    if weights == "bfloat16":
+        matrices = [each.bfloat16() for each in matrices]
+    elif weights == "float16":
+        # Kept in 16 bits, and multiplied by floats.
+        matrices = [each.half().float() for each in matrices]
+    up, down = (lay_out(each, None) for each in matrices)
     x = torch.randn(num_rows, 100, generator=generator)
     expected = layer(portable, x, up, down)
     for num_threads in (1, 2, 5):

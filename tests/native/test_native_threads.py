@@ -45,15 +45,20 @@ STEPS = {
 }
 
 
-def recorded(dtype: torch.dtype) -> Recording:
+def recorded(weights: str) -> Recording:
     """Two layers of a decoder with random weights."""
     generator = torch.Generator().manual_seed(0)
+    dtype = torch.bfloat16 if weights == "bfloat16" else torch.float32
 
     def random(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=generator).mul_(0.1).to(dtype)
 
     def weight(outputs: int, inputs: int) -> NativeWeight:
-        return NativeWeight.of(random(outputs, inputs), None)
+        matrix = random(outputs, inputs)
+        if weights == "int8":
+            return NativeWeight.quantised(matrix, None)
+        # What float16 holds exactly is kept in it.
+        return NativeWeight.of(matrix.half().float() if weights == "float16" else matrix, None)
 
     recorder, group = TapeRecorder(), TracedGroup(0, 0)
     hidden = embedding(recorder.token_ids(), random(VOCAB, HIDDEN))
@@ -87,13 +92,13 @@ def draws_of(num_rows: int) -> Draws:
     return Draws(filters, 12345 * number, torch.zeros(num_rows, dtype=torch.int64))
 
 
-def tape_file(dtype: torch.dtype, query_lens: list[int], seq_lens: list[int]) -> TapeFile:
+def tape_file(weights: str, query_lens: list[int], seq_lens: list[int]) -> TapeFile:
     free = iter(torch.randperm(BLOCKS, generator=torch.Generator().manual_seed(0)).tolist())
     tables = [[next(free) for _ in range(0, length, BLOCK)] for length in seq_lens]
     ids = torch.arange(sum(query_lens)) * 7 % VOCAB
     positions = positions_of(query_lens, seq_lens)
     native_tables, draws = NativeTables.of(query_lens, tables), draws_of(len(ids))
-    return TapeFile(recorded(dtype), load(VARIANT), ids, positions, native_tables, draws)
+    return TapeFile(recorded(weights), load(VARIANT), ids, positions, native_tables, draws)
 
 
 @pytest.fixture(scope="session")
@@ -120,11 +125,11 @@ def replayed(program: Path, file: Path, num_threads: int) -> int:
     return int(run.stdout)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("weights", ["float32", "float16", "bfloat16", "int8"])
 @pytest.mark.parametrize("step", list(STEPS))
-def test_threads_do_not_race(replay: Path, tmp_path: Path, step: str, dtype: torch.dtype) -> None:
+def test_threads_do_not_race(replay: Path, tmp_path: Path, step: str, weights: str) -> None:
     """Several runs of several threads leave in all memory what one thread of the plain build does."""
-    file = tape_file(dtype, *STEPS[step])
+    file = tape_file(weights, *STEPS[step])
     file.write(tmp_path / "tape")
     expected = file.computed()
     for num_threads in (1, 2, 4):

@@ -36,7 +36,7 @@ class Scratch {
   std::vector<char> memory_;
 };
 
-// Memory of a member, and the stage that it was last kept for.
+// Memory of a member, and the stage for which it has the rounded inputs, if that is the present one.
 struct alignas(64) Own {
   Scratch memory;
   int64_t stage = -1;
@@ -68,7 +68,7 @@ inline Floats activate(int32_t activation, Floats x) {
   }
 }
 
-// A record is computed in one phase or two. `things`: what is shared out in a phase; `count` is 0 if there is no such
+// A record is computed in at most two phases. `things`: what is shared out in a phase; `count` is 0 if there is no such
 // phase. A phase's kernel computes one share of its things.
 Things row_things(const NaiadStep& step, int64_t phase);
 void embed(const NaiadRecord& record, const Run& run, const Share& share);

@@ -281,22 +281,21 @@ using RoundedByBf16 = std::conditional_t<kHasTiles, Bf16Tiles, Bf16ByBf16>;
 using RoundedByInt8 = std::conditional_t<kHasTiles, Int8Tiles, Int8ByInt8>;
 
 // ---------------------------------------------------------------- what is shared out
-// If each member has at least so many rows, it computes its rows, and its shares are panels: then all read all weights,
-// but what one writes the same one reads, as inputs that lie in the cache of another core take longer than weights.
-// Else the members' shares are panels, each for all rows.
+// If there are so many rows for each member, every member has rows of its own, and its shares are panels for these.
+// Then every member reads all weights, but most of its inputs are what it has written itself: inputs that lie in the
+// cache of another core take longer than weights. Else shares are panels for all rows.
 constexpr int64_t kRowsToShare = 64;
 // A tile's panels, of which a gate has half.
 constexpr int64_t kPanelsTogether = 4;
 // Up to this many rows every member rounds all inputs for itself; more are rounded in a phase of their own.
 constexpr int64_t kRowsRoundedAlone = 2;
 
-bool takes_tiles(int32_t product) {
-  const bool has_floats =
-      product == NAIAD_FLOAT_BY_FLOAT || product == NAIAD_FLOAT_BY_BF16 || product == NAIAD_FLOAT_BY_F16;
-  return kHasTiles && !has_floats;
+// Whether inputs are rounded before they are multiplied.
+bool is_rounded(int32_t product) {
+  return product != NAIAD_FLOAT_BY_FLOAT && product != NAIAD_FLOAT_BY_BF16 && product != NAIAD_FLOAT_BY_F16;
 }
 
-bool is_rounded(int32_t product) { return product >= NAIAD_BF16_BY_BF16; }
+bool takes_tiles(int32_t product) { return kHasTiles && is_rounded(product); }
 
 bool shares_rows(const NaiadRecord& record, const NaiadStep& step, int64_t team_size) {
   return step.num_tokens >= kRowsToShare * team_size && !takes_tiles(record.matrix.product);
@@ -314,6 +313,7 @@ Things units(const NaiadRecord& record) {
 }
 
 Things product_things(const NaiadRecord& record, const NaiadStep& step, int64_t team_size) {
+  // As many as make a cut in which every member has all of its shares.
   if (shares_rows(record, step, team_size)) return {team_size * kMostSharesPerMember};
   return units(record);
 }
@@ -414,11 +414,11 @@ int64_t rounded_bytes(const NaiadRecord& record, const NaiadStep& step) {
 }  // namespace
 
 int64_t linear_shared_bytes(const NaiadRecord& record, const NaiadStep& step) {
-  return step.num_tokens > kRowsRoundedAlone ? rounded_bytes(record, step) : 0;
+  return rounds_first(record, step) ? rounded_bytes(record, step) : 0;
 }
 
 int64_t linear_own_bytes(const NaiadRecord& record, const NaiadStep& step) {
-  return step.num_tokens > kRowsRoundedAlone ? 0 : rounded_bytes(record, step);
+  return rounds_first(record, step) ? 0 : rounded_bytes(record, step);
 }
 
 Things linear_things(const NaiadRecord& record, const NaiadStep& step, int64_t phase, int64_t team_size) {

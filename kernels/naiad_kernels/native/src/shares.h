@@ -9,8 +9,8 @@ namespace naiad {
 // Shares of a member: few, so that taking them costs little, and more than one, so that others can help.
 constexpr int64_t kMostSharesPerMember = 4;
 
-// Things that can be computed independently of each other: `count` of them. A share has at least `least`, if there are
-// so many for it, and `grain` that follow each other stay together.
+// Things that can be computed independently of each other: `count` of them. There are no more shares than of about
+// `least` each, and `grain` things that follow each other stay together.
 struct Things {
   int64_t count, least = 1, grain = 1;
 };

@@ -148,7 +148,7 @@ NAIAD_API void naiad_team_adapt(NaiadTeam* team, int32_t adapts);
 NAIAD_API int64_t naiad_team_size(const NaiadTeam* team);
 
 // For tests of what watches over a team: nobody computes some of the shares from now on, so that the next run of
-// two members or more never ends.
+// two members or more, with a stage for two, never ends.
 NAIAD_API void naiad_team_lose_share(NaiadTeam* team);
 
 // Run records one after the other.

@@ -49,7 +49,8 @@ class Team {
   // Returns 0 or the system's error number.
   int pin(const int32_t* cpus);
 
-  // From now on the first share of the last member that has one is taken by nobody, and the next run does not end.
+  // From now on the first share of the last member but the first is taken by nobody, and a run that cuts a stage for
+  // two members does not end.
   void lose_share() {
     loses_share_ = true;
     adapts_ = false;
