@@ -364,24 +364,24 @@ int64_t inputs_of_row(const NaiadRecord& record) {
 }
 
 template <class Product>
-Rows<Product> shared_rows(const NaiadRecord& record, const Run& run) {
-  const int64_t width = inputs_of_row<Product>(record);
-  return {run.shared->get<typename Product::Input>(run.step->num_tokens * width), width};
-}
-
-template <class Product>
 void round_rows(const NaiadRecord& record, const Run& run, int64_t first, int64_t end,
                 typename Product::Input* rounded) {
   for (int64_t row = first; row < end; row++)
     round_row(run.row(record.in, row), record.matrix.in_features, rounded + row * inputs_of_row<Product>(record));
 }
 
+// Where the phase before the product rounds to: all rows.
+template <class Product>
+typename Product::Input* shared_inputs(const NaiadRecord& record, const Run& run) {
+  return run.shared->get<typename Product::Input>(run.step->num_tokens * inputs_of_row<Product>(record));
+}
+
 // The inputs of all rows, rounded.
 template <class Product>
 Rows<Product> rounded_rows(const NaiadRecord& record, const Run& run, const Share& share) {
   const NaiadStep& step = *run.step;
-  if (rounds_first(record, step)) return shared_rows<Product>(record, run);
   const int64_t width = inputs_of_row<Product>(record);
+  if (rounds_first(record, step)) return {shared_inputs<Product>(record, run), width};
   Own& own = run.own[share.computed_by];
   auto* rounded = own.memory.get<typename Product::Input>(step.num_tokens * width);
   // A member's first share of this stage rounds for all of its shares.
@@ -394,8 +394,7 @@ Rows<Product> rounded_rows(const NaiadRecord& record, const Run& run, const Shar
 template <class Product>
 void round_share(const NaiadRecord& record, const Run& run, const Share& share) {
   const auto [first, end] = share.of(row_things(*run.step, 0));
-  using Input = typename Product::Input;
-  round_rows<Product>(record, run, first, end, const_cast<Input*>(shared_rows<Product>(record, run).data));
+  round_rows<Product>(record, run, first, end, shared_inputs<Product>(record, run));
 }
 
 // Of all of a step's inputs; 0 for products that read floats.
