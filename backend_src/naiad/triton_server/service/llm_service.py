@@ -237,7 +237,7 @@ class LLMService:
         if stats is not None and not (has_worked and self._has_work):
             self._has_news.set()
         # Last, because a sender that wakes up has to wait while this thread goes on.
-        self._senders.schedule(*touched.values())
+        self._senders.send(list(touched.values()))
 
     def take_acks(self, acks: Iterable[Ack]) -> None:
         """Take the detokenizer's acknowledgements, some of which say that the client has gone."""
