@@ -225,18 +225,18 @@ def _is_same(
 
 def _plot(turns: Sequence[Turn], batch: int) -> str:
     numbers = list(range(1, len(turns) + 1))
+    labels = {name: f"{name}, asked ≥ {asked:g}" for name, asked in ASKED.items()}
     speed = {
-        name: (numbers, [turn.tokens_per_s(name) for turn in turns]) for name in ("engine", *turns[0].models)
+        labels.get(name, name): (numbers, [turn.tokens_per_s(name) for turn in turns])
+        for name in ("engine", *labels)
     }
-    shares = {
-        f"{name}, asked ≥ {asked:g}": (numbers, [turn.share(name) for turn in turns])
-        for name, asked in ASKED.items()
-    }
+    shares = {label: (numbers, [turn.share(name) for turn in turns]) for name, label in labels.items()}
     panels = [
         Panel("turn", "all new tokens/s", speed),
-        Panel("turn", "of the engine in process", shares, ("engine", 1.0)),
+        Panel("turn", "of the engine in process", shares, ("as fast as the engine", 1.0)),
     ]
-    return save_panels("triton-share", f"the server's share, {batch} streams", panels)
+    streams = "one stream" if batch == 1 else f"{batch} streams"
+    return save_panels("triton-share", f"the server's share, {streams}", panels)
 
 
 def _parse() -> argparse.Namespace:

@@ -2,7 +2,7 @@
 
 Threads: `accept` runs in Triton's thread, `take_outputs` in the engine client's dispatcher, and `housekeep`
 in the housekeeping thread; both read acknowledgements, as the acknowledgement reader's own thread does. The
-sender pool sends the streams' responses.
+sender pool's threads send the streams' responses; the dispatcher sends that of a step with a single one itself.
 """
 
 from __future__ import annotations
