@@ -1,10 +1,9 @@
 """The responses of one request: collects its rows' outputs and decides when they may be sent.
 
-The dispatcher thread fills a stream, and one thread at a time empties it: its sender thread, or the
-dispatcher if no other stream has anything to send. It holds at most one pending chunk for each row:
-tokens that arrive while a chunk is waiting are merged into it. When a detokenizer follows, at most `WINDOW`
-chunks of a row are outstanding, that is, sent but not yet acknowledged; the first and the last chunk never
-wait.
+The dispatcher thread fills a stream, and its one sender thread empties it. It holds at most one
+pending chunk for each row: tokens that arrive while a chunk is waiting are merged into it. When a
+detokenizer follows, at most `WINDOW` chunks of a row are outstanding, that is, sent but not yet
+acknowledged; the first and the last chunk never wait.
 """
 
 from __future__ import annotations
@@ -222,7 +221,7 @@ class ResponseStream:
         )
 
     def flush(self, build: ResponseBuilder, build_probe: ProbeBuilder | None) -> None:
-        """Send what may be sent now. No two threads may run it at once."""
+        """Send what may be sent now. Runs in the stream's sender thread."""
         final = False
         while not final:
             with self.lock:

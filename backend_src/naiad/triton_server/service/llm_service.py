@@ -2,7 +2,7 @@
 
 Threads: `accept` runs in Triton's thread, `take_outputs` in the engine client's dispatcher, and `housekeep`
 in the housekeeping thread; both read acknowledgements, as the acknowledgement reader's own thread does. The
-sender pool's threads send the streams' responses; the dispatcher sends that of a step with a single one itself.
+sender pool sends the streams' responses.
 """
 
 from __future__ import annotations
@@ -237,7 +237,7 @@ class LLMService:
         if stats is not None and not (has_worked and self._has_work):
             self._has_news.set()
         # Last, because a sender that wakes up has to wait while this thread goes on.
-        self._senders.send(list(touched.values()))
+        self._senders.schedule(*touched.values())
 
     def take_acks(self, acks: Iterable[Ack]) -> None:
         """Take the detokenizer's acknowledgements, some of which say that the client has gone."""
