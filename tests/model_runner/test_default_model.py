@@ -103,6 +103,26 @@ def test_float32_greedy_ids_equal_transformers(
     assert actual == expected
 
 
+def test_64_tokens_of_64_prompts_equal_transformers(
+    default_model_dir: Path, float32_runner: ModelRunner
+) -> None:
+    """By induction: after each prefix that the engine has made, transformers picks the same token."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(default_model_dir)
+    prompts = [tokenizer(text)["input_ids"] for text in NEAR_PROMPTS]
+    assert len(prompts) == 64
+    made = [
+        tokens
+        for first in range(0, len(prompts), 16)
+        for tokens in generate(float32_runner, prompts[first : first + 16], [16] * 16, max_tokens=64)
+    ]
+    model = transformers.AutoModelForCausalLM.from_pretrained(default_model_dir, dtype=torch.float32)
+    for prompt, tokens in zip(prompts, made, strict=True):
+        assert len(tokens) == 64
+        with torch.inference_mode():
+            logits = model(torch.tensor([prompt + tokens[:-1]]), logits_to_keep=64).logits[0]
+        assert logits.argmax(-1).tolist() == tokens
+
+
 def test_chunk_sizes_make_the_same_tokens(float32_runner: ModelRunner, prompts: list[list[int]]) -> None:
     prompt = [token_id for ids in prompts for token_id in ids][:70]
     assert len(prompt) == 70
