@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +23,8 @@ from naiad_kernels.native.build import BuildError, compiler, load
 from naiad_kernels.native.cache import LibraryCache
 from naiad_kernels.native.library import Library
 from naiad_kernels.native.variants import Variant
+
+LOCKS = {"lock", "building"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +85,33 @@ def test_a_library_is_compiled_once_into_a_directory_of_ones_own(small: Variant,
     assert folder().stat().st_mode & 0o777 == 0o700
     (library,) = libraries()
     left = {path.name for path in folder().iterdir()}
-    assert left == {library.name, library.with_suffix(".sha256").name, "lock"}
+    assert left == {library.name, library.with_suffix(".sha256").name, *LOCKS}
+
+
+def test_who_loads_a_library_does_not_wait_while_another_is_built(small: Variant, fake: FakeCompiler) -> None:
+    load(small)
+    (library,) = libraries()
+    cache = LibraryCache.of_user()
+    assert cache is not None
+    has_begun, may_end = threading.Event(), threading.Event()
+    done: list[str] = []
+
+    def build_another(path: Path) -> None:
+        has_begun.set()
+        may_end.wait(30)
+        done.append("built")
+        path.write_bytes(b"another")
+
+    builder = threading.Thread(target=cache.add, args=("another", build_another, lambda _: None))
+    builder.start()
+    try:
+        assert has_begun.wait(30)
+        assert cache.load(library.stem, lambda path: path) == library
+        assert done == []
+    finally:
+        may_end.set()
+        builder.join()
+    assert [path.stem for path in libraries()] == sorted(["another", library.stem])
 
 
 def test_another_source_flag_or_compiler_is_another_library(small: Variant, fake: FakeCompiler) -> None:
@@ -120,7 +149,7 @@ def test_a_cache_on_a_full_disk_does_not_cost_the_kernels(
     for num_compiled in (1, 2):
         load(small)
         assert fake.num_compiled == num_compiled
-        assert [path.name for path in folder().iterdir()] == ["lock"]
+        assert {path.name for path in folder().iterdir()} == LOCKS
 
 
 @pytest.mark.parametrize("damage", [b"", b"\x7fELF" + bytes(100)], ids=["empty", "cut"])

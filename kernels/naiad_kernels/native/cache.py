@@ -78,26 +78,28 @@ class LibraryCache:
         Raises:
             OSError: the library cannot be written, or not be loaded as soon as it is built.
         """
-        with self._locked(fcntl.LOCK_EX):
-            path = self.folder / f"{name}.so"
-            if _is_whole(path):
-                with suppress(OSError):
-                    return load(path)
-            self._add(path, build)
-            self._remove_oldest()
-            return load(path)
-
-    def _add(self, path: Path, build: Callable[[Path], None]) -> None:
-        """Build beside the library's place and put it there in one move, and its checksum after it."""
+        path = self.folder / f"{name}.so"
         part = path.with_suffix(".part")
-        try:
-            build(part)
-            checksum = _checksum(part)
-            part.replace(path)
-            part.write_text(checksum)
-            part.replace(_checksum_path(path))
-        finally:
-            part.unlink(missing_ok=True)
+        # Nobody who loads a library waits while another one is built.
+        with self._locked(fcntl.LOCK_EX, "building"):
+            with self._locked(fcntl.LOCK_SH), suppress(OSError):
+                if _is_whole(path):
+                    return load(path)
+            try:
+                build(part)
+                with self._locked(fcntl.LOCK_EX):
+                    self._put(part, path)
+                    self._remove_oldest()
+                    return load(path)
+            finally:
+                part.unlink(missing_ok=True)
+
+    def _put(self, part: Path, path: Path) -> None:
+        """Put what was built in its place in one move, and its checksum after it."""
+        checksum = _checksum(part)
+        part.replace(path)
+        part.write_text(checksum)
+        part.replace(_checksum_path(path))
 
     def _remove_oldest(self) -> None:
         """Keep the libraries that were used last, and nothing that a killed process has left."""
@@ -123,12 +125,12 @@ class LibraryCache:
         return True
 
     @contextmanager
-    def _locked(self, operation: int) -> Iterator[None]:
-        """Hold the lock; where there can be none, nobody adds or removes libraries."""
+    def _locked(self, operation: int, name: str = "lock") -> Iterator[None]:
+        """Hold the lock of that name; where there can be none, nobody adds or removes libraries."""
         if not self.is_writable:
             yield
             return
-        with self._lock_path.open("a") as lock:
+        with (self.folder / name).open("a") as lock:
             fcntl.flock(lock, operation)
             yield
 
