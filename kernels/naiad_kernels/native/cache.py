@@ -17,14 +17,16 @@ from naiad_kernels.native.private_folder import cache_path
 _Loaded = TypeVar("_Loaded")
 # Some versions of the sources, each in some variants.
 MOST_LIBRARIES = 24
+_LOCK, _BUILDING_LOCK = "lock", "building"
 
 
 class LibraryCache:
     """A directory of libraries, each with its checksum: a disk may have been full, or the power gone.
 
-    Processes share it. A lock on the whole directory is held while a library is compiled into it, and while
-    one is loaded from it, so none is removed between being found and being loaded. Afterwards it may be:
-    what a process has mapped stays.
+    Processes share it. A lock on the whole directory is held while a library is put in or loaded, so none is
+    removed between being found and being loaded. Afterwards it may be: what a process has mapped stays.
+    Another lock is held while a library is built, so that two processes do not build the same one; who only
+    loads one does not wait for that.
 
     Attributes:
         folder: where they are.
@@ -80,8 +82,7 @@ class LibraryCache:
         """
         path = self.folder / f"{name}.so"
         part = path.with_suffix(".part")
-        # Nobody who loads a library waits while another one is built.
-        with self._locked(fcntl.LOCK_EX, "building"):
+        with self._locked(fcntl.LOCK_EX, _BUILDING_LOCK):
             with self._locked(fcntl.LOCK_SH), suppress(OSError):
                 if _is_whole(path):
                     return load(path)
@@ -116,7 +117,7 @@ class LibraryCache:
     def _can_lock(self) -> bool:
         """Whether the lock can be had; a file system may be read-only, or have no locks."""
         try:
-            with self._lock_path.open("a") as lock:
+            with (self.folder / _LOCK).open("a") as lock:
                 fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return True
@@ -125,7 +126,7 @@ class LibraryCache:
         return True
 
     @contextmanager
-    def _locked(self, operation: int, name: str = "lock") -> Iterator[None]:
+    def _locked(self, operation: int, name: str = _LOCK) -> Iterator[None]:
         """Hold the lock of that name; where there can be none, nobody adds or removes libraries."""
         if not self.is_writable:
             yield
@@ -133,10 +134,6 @@ class LibraryCache:
         with (self.folder / name).open("a") as lock:
             fcntl.flock(lock, operation)
             yield
-
-    @property
-    def _lock_path(self) -> Path:
-        return self.folder / "lock"
 
 
 def _is_private(folder: Path) -> bool:
