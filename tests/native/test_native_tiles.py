@@ -190,6 +190,21 @@ def test_a_row_has_the_same_bits_among_any_number_of_rows(twin: Library, gate: s
         assert torch.equal(made, whole[first:]), num_rows
 
 
+@pytest.mark.parametrize("dtype", list(LAY_OUT))
+@pytest.mark.parametrize("num_rows", [127, 300, 391])
+def test_members_with_rows_of_their_own(twin: Library, num_rows: int, dtype: str) -> None:
+    """Two or three members have enough rows for that; their numbers differ and are no multiple of a tile's."""
+    up, down = (LAY_OUT[dtype](torch.randn(shape) * 0.1) for shape in ((2 * 176, 70), (70, 176)))
+    x = torch.randn(num_rows, 70)
+    alone = run_records(twin.new_team(1), lambda _, x: layer(x, "silu", up, down), x)
+    assert alone.isfinite().all()
+    for num_threads in (2, 3):
+        made = run_records(twin.new_team(num_threads), lambda _, x: layer(x, "silu", up, down), x)
+        assert torch.equal(made, alone), num_threads
+    few = run_records(twin.new_team(1), lambda _, x: layer(x, "silu", up, down), x[-9:])
+    assert torch.equal(few, alone[-9:])
+
+
 def test_an_amx_machine_uses_tiles_where_linux_grants_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(variants, "cpu_flags", lambda: AMX.needs)
     monkeypatch.setattr(variants, "grants_amx", lambda: True)

@@ -285,6 +285,8 @@ using RoundedByInt8 = std::conditional_t<kHasTiles, Int8Tiles, Int8ByInt8>;
 // Then every member reads all weights, but most of its inputs are what it has written itself: inputs that lie in the
 // cache of another core take longer than weights. Else shares are panels for all rows.
 constexpr int64_t kRowsToShare = 64;
+// Tiles multiply 16 bits so fast that with fewer rows reading all weights takes longer.
+constexpr int64_t kRowsToShareOfBf16Tiles = 128;
 // A tile's panels, of which a gate has half.
 constexpr int64_t kPanelsTogether = 4;
 // Up to this many rows every member rounds all inputs for itself; more are rounded in a phase of their own.
@@ -295,10 +297,9 @@ bool is_rounded(int32_t product) {
   return product != NAIAD_FLOAT_BY_FLOAT && product != NAIAD_FLOAT_BY_BF16 && product != NAIAD_FLOAT_BY_F16;
 }
 
-bool takes_tiles(int32_t product) { return kHasTiles && is_rounded(product); }
-
 bool shares_rows(const NaiadRecord& record, const NaiadStep& step, int64_t team_size) {
-  return step.num_tokens >= kRowsToShare * team_size && !takes_tiles(record.matrix.product);
+  const bool multiplies_bf16_tiles = kHasTiles && record.matrix.product == NAIAD_BF16_BY_BF16;
+  return step.num_tokens >= (multiplies_bf16_tiles ? kRowsToShareOfBf16Tiles : kRowsToShare) * team_size;
 }
 
 bool rounds_first(const NaiadRecord& record, const NaiadStep& step) {
@@ -324,14 +325,13 @@ template <class Product, bool IS_GATED>
 void compute_part(const NaiadRecord& record, const Run& run, const Rows<Product>& rows, const Share& share) {
   const int64_t num_rows = run.step->num_tokens;
   const Things all = units(record);
+  const bool has_own_rows = shares_rows(record, *run.step, run.team_size);
+  const Range own_rows = has_own_rows ? share.member_of(num_rows) : Range{0, num_rows};
+  const auto [first, end] = has_own_rows ? share.part_of({0, all.count}, all.grain) : share.of(all);
   if constexpr (Product::kTakesTiles) {
-    const auto [first, end] = share.of(all);
-    const TileSession tiles(rows_of_tile(num_rows));
-    TileRange<Product, IS_GATED>(record, run, rows, num_rows).compute(first, end);
+    const TileSession tiles(rows_of_tile(own_rows.end - own_rows.first));
+    TileRange<Product, IS_GATED>(record, run, rows, own_rows.first, own_rows.end).compute(first, end);
   } else {
-    const bool has_own_rows = shares_rows(record, *run.step, run.team_size);
-    const Range own_rows = has_own_rows ? share.member_of(num_rows) : Range{0, num_rows};
-    const auto [first, end] = has_own_rows ? share.part_of({0, all.count}, all.grain) : share.of(all);
     PanelRange<Product, IS_GATED>(record, run, rows, own_rows.first, own_rows.end).compute(first, end);
   }
 }

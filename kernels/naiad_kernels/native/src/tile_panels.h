@@ -1,4 +1,4 @@
-// All rows of a step by a range of panels, with tiles.
+// Some rows of a step by a range of panels, with tiles.
 //
 // A step of a panel is one tile of weights as it lies in memory: 16 pairs, or fours, of inputs for 16 outputs. In four
 // bits it is unpacked to two. Every number of rows has one order of sums: a row's result does not depend on its tile.
@@ -225,12 +225,13 @@ struct Int4Tiles : WholeTiles {
 template <class Product, bool IS_GATED>
 class TileRange {
  public:
-  TileRange(const NaiadRecord& record, const Run& run, const Rows<Product>& rows, int64_t num_rows)
+  TileRange(const NaiadRecord& record, const Run& run, const Rows<Product>& rows, int64_t first_row, int64_t end_row)
       : epilogue_{record, run},
         rows_(rows),
-        num_rows_(num_rows),
-        num_tiles_(num_row_tiles(num_rows)),
-        rows_of_tile_(rows_of_tile(num_rows)),
+        first_row_(first_row),
+        num_rows_(end_row - first_row),
+        num_tiles_(num_row_tiles(num_rows_)),
+        rows_of_tile_(rows_of_tile(num_rows_)),
         num_steps_(record.matrix.in_features / Product::kInputsPerStep),
         panel_bytes_(num_steps_ * Product::kPanelBytesPerStep),
         partner_(record.matrix.num_panels / 2),
@@ -258,7 +259,9 @@ class TileRange {
   }
 
   // The last tile begins early enough to be full: its first rows are then those of the tile before it.
-  int64_t first_row(int64_t tile) const { return std::min(tile * rows_of_tile_, num_rows_ - rows_of_tile_); }
+  int64_t first_row(int64_t tile) const {
+    return first_row_ + std::min(tile * rows_of_tile_, num_rows_ - rows_of_tile_);
+  }
 
   template <int TILES, int UNITS>
   void block(int64_t tile, int64_t unit) const {
@@ -324,8 +327,8 @@ class TileRange {
   // The rows that this tile has first.
   template <int UNITS>
   void finish(int64_t tile, int64_t unit, const float (*sums)[kTileRows * kLanes]) const {
-    const int64_t end = std::min((tile + 1) * rows_of_tile_, num_rows_);
-    for (int64_t row = tile * rows_of_tile_; row < end; row++) {
+    const int64_t end = first_row_ + std::min((tile + 1) * rows_of_tile_, num_rows_);
+    for (int64_t row = first_row_ + tile * rows_of_tile_; row < end; row++) {
       const int64_t at = (row - first_row(tile)) * kLanes;
       for (int u = 0; u < UNITS; u++) {
         if constexpr (IS_GATED)
@@ -338,7 +341,7 @@ class TileRange {
 
   const Epilogue epilogue_;
   const Rows<Product> rows_;
-  const int64_t num_rows_, num_tiles_, rows_of_tile_, num_steps_, panel_bytes_, partner_;
+  const int64_t first_row_, num_rows_, num_tiles_, rows_of_tile_, num_steps_, panel_bytes_, partner_;
   const char* const panels_;
 };
 
