@@ -41,7 +41,7 @@ from naiad.config import EngineConfig
 from naiad.engine_process.clients.engine_child import child_environment
 
 # Targets: the share of the engine's tokens per second that each model keeps.
-ASKED = {"text": 0.9, "llm": 0.9, "ensemble": 0.8}
+ASKED = {"text": 0.9, "llm": 0.9, "ensemble": 0.85}
 _NUM_CHECKED_TOKENS = 16
 _CPU_BUDGET = 128
 

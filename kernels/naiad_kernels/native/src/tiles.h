@@ -30,7 +30,7 @@ constexpr int64_t kTileRows = 16, kTileRowBytes = 64, kTileBytes = kTileRows * k
 // Which register holds what: up to four tiles of sums, two of inputs, two of weights.
 constexpr int kSumTiles = 0, kInputTiles = 4, kWeightTiles = 6, kNumTiles = 8;
 
-// Tiles into which a step's rows are cut, and the rows of each: the last one also has rows of the one before.
+// Tiles into which rows are cut, and the rows of each: the last one also has rows of the one before.
 constexpr int64_t num_row_tiles(int64_t num_rows) { return (num_rows + kTileRows - 1) / kTileRows; }
 constexpr int64_t rows_of_tile(int64_t num_rows) {
   return (num_rows + num_row_tiles(num_rows) - 1) / num_row_tiles(num_rows);
