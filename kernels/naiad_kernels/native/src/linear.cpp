@@ -285,7 +285,7 @@ using RoundedByInt8 = std::conditional_t<kHasTiles, Int8Tiles, Int8ByInt8>;
 // Then every member reads all weights, but most of its inputs are what it has written itself: inputs that lie in the
 // cache of another core take longer than weights. Else shares are panels for all rows.
 constexpr int64_t kRowsToShare = 64;
-// Tiles multiply 16 bits so fast that with fewer rows reading all weights takes longer.
+// With fewer rows in 16 bits, tiles lose more by reading all weights than they gain; in eight bits they do not.
 constexpr int64_t kRowsToShareOfBf16Tiles = 128;
 // A tile's panels, of which a gate has half.
 constexpr int64_t kPanelsTogether = 4;
