@@ -38,12 +38,12 @@ def layer(team: Team, x: torch.Tensor, up: NativeWeight, down: NativeWeight) -> 
     )
 
 
-@pytest.mark.parametrize("num_rows", [1, 9, 150])
+@pytest.mark.parametrize("num_rows", [1, 9, 150, 257])
 @pytest.mark.parametrize("weights", ["float32", "float16", "bfloat16", "int8", "int4", "int4_and_minimum"])
 def test_every_variant_gives_the_bits_of_its_portable_twin(
     library: Library, portable: Team, weights: str, num_rows: int
 ) -> None:
-    """Few members share many rows, others the outputs."""
+    """Few members share many rows, others the outputs; with tiles that takes more rows."""
     generator = torch.Generator().manual_seed(0)
     lay_out = LAY_OUT.get(weights, NativeWeight.of)
     matrices = [torch.randn(shape, generator=generator).mul_(0.1) for shape in ((416, 100), (100, 208))]

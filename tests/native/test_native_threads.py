@@ -22,7 +22,7 @@ from naiad_kernels.native.build import COMPILE_FLAGS, compiler, load, source_pat
 from naiad_kernels.native.panels import NativeWeight
 from naiad_kernels.native.recorder import Recording, TapeRecorder, TracedGroup
 from naiad_kernels.native.tables import NativeTables
-from naiad_kernels.native.variants import PORTABLE, VARIANTS
+from naiad_kernels.native.variants import PORTABLE, PORTABLE_AMX, VARIANTS, Variant
 from naiad_kernels.paged_attention import paged_attention
 from naiad_kernels.rms_norm import add_rms_norm, rms_norm
 from naiad_kernels.rotary import rotary_angles
@@ -32,7 +32,7 @@ from naiad_kernels.store_kv import LayerCache
 
 pytestmark = pytest.mark.sanitizer
 
-# The first of all has tiles, for which the driver does not ask Linux.
+# The first of all has tiles, for which the driver does not ask Linux; its twin shares rows as it does.
 VARIANT = next((each for each in VARIANTS[1:] if each.runs_here), PORTABLE)
 VOCAB, HIDDEN, MLP, HEADS, KV_HEADS, HEAD_DIM, BLOCK, BLOCKS = 2101, 96, 144, 6, 2, 16, 32, 64
 STEPS = {
@@ -92,33 +92,37 @@ def draws_of(num_rows: int) -> Draws:
     return Draws(filters, 12345 * number, torch.zeros(num_rows, dtype=torch.int64))
 
 
-def tape_file(weights: str, query_lens: list[int], seq_lens: list[int]) -> TapeFile:
+def tape_file(variant: Variant, weights: str, query_lens: list[int], seq_lens: list[int]) -> TapeFile:
     free = iter(torch.randperm(BLOCKS, generator=torch.Generator().manual_seed(0)).tolist())
     tables = [[next(free) for _ in range(0, length, BLOCK)] for length in seq_lens]
     ids = torch.arange(sum(query_lens)) * 7 % VOCAB
     positions = positions_of(query_lens, seq_lens)
     native_tables, draws = NativeTables.of(query_lens, tables), draws_of(len(ids))
-    return TapeFile(recorded(weights), load(VARIANT), ids, positions, native_tables, draws)
+    return TapeFile(recorded(weights), load(variant), ids, positions, native_tables, draws)
 
 
 @pytest.fixture(scope="session")
 def replay(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("driver") / "replay"
+    return built(VARIANT, tmp_path_factory.mktemp("driver") / "replay")
+
+
+def built(variant: Variant, path: Path) -> Path:
+    """The driver at that path, with the thread sanitizer."""
     flags = [flag for flag in COMPILE_FLAGS if not flag.startswith("-fsanitize")]
     sources = map(str, [REPLAY_SOURCE, *source_paths()])
     sanitizer = ("-O1", "-g", "-fsanitize=thread")
-    command = [*compiler(), *flags, *VARIANT.compile_flags, *sanitizer, *sources, "-o", str(path)]
+    command = [*compiler(), *flags, *variant.compile_flags, *sanitizer, *sources, "-o", str(path)]
     subprocess.run(command, check=True)
     return path
 
 
-def replayed(program: Path, file: Path, num_threads: int) -> int:
+def replayed(program: Path, file: Path, num_threads: int, num_runs: int = 20) -> int:
     """The checksum that the driver prints; it fails at the first race."""
     environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
     environment["TSAN_OPTIONS"] = "halt_on_error=1 exitcode=66"
     # The sanitizer knows where a process lies in memory only without randomisation.
     setarch = [shutil.which("setarch"), platform.machine(), "-R"] if shutil.which("setarch") else []
-    command = [*setarch, str(program), str(file), str(num_threads), "20"]
+    command = [*setarch, str(program), str(file), str(num_threads), str(num_runs)]
     run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert run.returncode == 0, run.stderr
     assert "ThreadSanitizer" not in run.stderr, run.stderr
@@ -129,8 +133,17 @@ def replayed(program: Path, file: Path, num_threads: int) -> int:
 @pytest.mark.parametrize("step", list(STEPS))
 def test_threads_do_not_race(replay: Path, tmp_path: Path, step: str, weights: str) -> None:
     """Several runs of several threads leave in all memory what one thread of the plain build does."""
-    file = tape_file(weights, *STEPS[step])
+    file = tape_file(VARIANT, weights, *STEPS[step])
     file.write(tmp_path / "tape")
     expected = file.computed()
     for num_threads in (1, 2, 4):
         assert replayed(replay, tmp_path / "tape", num_threads) == expected
+
+
+def test_members_with_rows_of_their_own_do_not_race(tmp_path: Path) -> None:
+    """With tiles more rows are needed for that. The twin is slow under the sanitizer."""
+    program = built(PORTABLE_AMX, tmp_path / "replay")
+    for weights, num_rows in (("bfloat16", 260), ("int8", 130)):
+        file = tape_file(PORTABLE_AMX, weights, [num_rows], [num_rows])
+        file.write(tmp_path / "tape")
+        assert replayed(program, tmp_path / "tape", 2, 2) == file.computed()

@@ -24,6 +24,8 @@ from naiad_kernels.native.variants import PORTABLE_AMX, VARIANTS
 from naiad_kernels.paged_attention import paged_attention
 from naiad_kernels.silu_and_mul import silu_and_mul
 
+ROWS_AND_THREADS = ((1, 1), (5, 3), (8, 1), (9, 1), (16, 2), (17, 1), (33, 2), (40, 3), (129, 2), (257, 2))
+
 
 def outputs(team: Team, x: torch.Tensor, up: NativeWeight, down: NativeWeight) -> list[torch.Tensor]:
     """Of a bare layer, and of a gate whose product is added to its input."""
@@ -34,10 +36,10 @@ def outputs(team: Team, x: torch.Tensor, up: NativeWeight, down: NativeWeight) -
 
 
 def compare(lay_out: Callable[[torch.Tensor], NativeWeight], scale: float) -> None:
-    """For steps of one tile, of full tiles, and of tiles with rows in common."""
+    """For steps of one tile, of full tiles, of tiles with rows in common, and of rows that members share."""
     real, twin = load(VARIANTS[0]), load(PORTABLE_AMX).new_team(1)
     up, down = lay_out(torch.randn(352, 70) * scale), lay_out(torch.randn(70, 176))
-    for num_rows, num_threads in ((1, 1), (5, 3), (8, 1), (9, 1), (16, 2), (17, 1), (33, 2), (40, 3)):
+    for num_rows, num_threads in ROWS_AND_THREADS:
         x = torch.randn(num_rows, 70) * scale
         made = outputs(real.new_team(num_threads), x, up, down)
         for ours, expected in zip(made, outputs(twin, x, up, down), strict=True):

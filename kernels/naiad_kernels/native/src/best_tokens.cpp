@@ -1,7 +1,7 @@
 // The best token of each row of logits: the lowest id among the greatest allowed logits.
 //
 // The columns are shared as the panels of the product that made them, so that most members find the logits in their own
-// cache. Then the rows are shared.
+// cache; of so many rows that members shared those, they find a part of them there. Then the rows are shared.
 #include <algorithm>
 #include <limits>
 

@@ -147,7 +147,7 @@ struct Int8ByInt8 {
   }
 };
 
-// ---------------------------------------------------------------- all rows by a range of panels
+// ---------------------------------------------------------------- some rows by a range of panels
 // A gate multiplies two matrices, one below the other: then every unit is a panel of the first half with its
 // partner in the second, else it is a panel.
 template <class Product, bool IS_GATED>

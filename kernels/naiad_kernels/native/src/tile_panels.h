@@ -259,7 +259,7 @@ class TileRange {
   }
 
   // The last tile begins early enough to be full: its first rows are then those of the tile before it.
-  int64_t first_row(int64_t tile) const {
+  int64_t first_row_of(int64_t tile) const {
     return first_row_ + std::min(tile * rows_of_tile_, num_rows_ - rows_of_tile_);
   }
 
@@ -273,7 +273,7 @@ class TileRange {
     }
     TileRows<typename Product::Input> inputs[TILES];
     for (int t = 0; t < TILES; t++)
-      inputs[t] = {rows_.data + first_row(tile + t) * rows_.stride,
+      inputs[t] = {rows_.data + first_row_of(tile + t) * rows_.stride,
                    rows_.stride * static_cast<int64_t>(sizeof(typename Product::Input)), rows_of_tile_};
     alignas(64) float sums[TILES * PANELS][kTileRows * kLanes];
     Product::template begin<TILES * PANELS>(sums);
@@ -329,7 +329,7 @@ class TileRange {
   void finish(int64_t tile, int64_t unit, const float (*sums)[kTileRows * kLanes]) const {
     const int64_t end = first_row_ + std::min((tile + 1) * rows_of_tile_, num_rows_);
     for (int64_t row = first_row_ + tile * rows_of_tile_; row < end; row++) {
-      const int64_t at = (row - first_row(tile)) * kLanes;
+      const int64_t at = (row - first_row_of(tile)) * kLanes;
       for (int u = 0; u < UNITS; u++) {
         if constexpr (IS_GATED)
           epilogue_(row, unit + u, load(sums[u * 2] + at), load(sums[u * 2 + 1] + at));
