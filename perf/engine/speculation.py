@@ -145,7 +145,7 @@ def _parse() -> argparse.Namespace:
         help="with torch's ops near-ties may resolve differently in 16 bits: their number is printed",
     )
     parser.add_argument("--full-batch", type=int, default=32, metavar="N")
-    parser.add_argument("--repeats", type=int, default=2, metavar="N")
+    parser.add_argument("--repeats", type=at_least(1), default=5, metavar="N")
     return parser.parse_args()
 
 
@@ -208,14 +208,16 @@ def _compare(
     if num_same < num_texts and (args.dtype == "float32" or _is_native(plain)):
         return None
     speed = {name: num_timed[name] / sum(seconds[name]) for name in seconds}
-    ratios = [a / b for a, b in zip(seconds["plain"], seconds["drafting"], strict=True)]
-    num_later_tokens = num_drafting - len(ratios) * len(groups[0])
+    ratios = np.divide(seconds["plain"], seconds["drafting"]).reshape(args.repeats, len(groups))
+    num_later_tokens = num_drafting - ratios.size * len(groups[0])
     return {
         "same_texts": f"{num_same} of {num_texts}",
         "plain_tokens_per_s": round(speed["plain"], 1),
         "drafting_tokens_per_s": round(speed["drafting"], 1),
         "ratio": round(speed["drafting"] / speed["plain"], 3),
-        "least_ratio": round(min(ratios), 3),
+        # Of a prompt, or of the full batch, over the repeats.
+        "least_median_ratio": round(float(np.median(ratios, axis=0).min()), 3),
+        "least_ratio": round(float(ratios.min()), 3),
         **_drafts_fate(before, drafting.stats(), num_later_tokens),
     }
 
