@@ -60,9 +60,9 @@ test-deploy: .venv/.installed
 # Nothing needs a leak: Python frees little at its end.
 sanitize: .venv/.installed
 	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so.6)" \
-		ASAN_OPTIONS=detect_leaks=0 $(BIN)/python -m pytest tests/native -m "not slow and not sanitizer" \
+		ASAN_OPTIONS=detect_leaks=0 $(PYTEST_APART) tests/native -m "not slow and not sanitizer" \
 		--native-flags "-O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all" $(ARGS)
-	$(BIN)/python -m pytest tests/native -m sanitizer $(ARGS)
+	$(BIN)/python -m pytest --durations=20 tests/native -m sanitizer $(ARGS)
 
 # Needs an NVIDIA GPU; docs/gpu-status.md says what has been run on one.
 test-gpu: .venv/.installed

@@ -42,8 +42,9 @@ def pytest_configure(config: pytest.Config) -> None:
         from naiad_kernels.native import build
 
         build.COMPILE_FLAGS += tuple(config.option.native_flags.split())
-        # A sanitizer that this process has is not for its children, the compiler first of all.
-        os.environ.pop("LD_PRELOAD", None)
+        # A sanitizer that this process has is not for its children, the compiler first of all, but for workers.
+        if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
+            os.environ.pop("LD_PRELOAD", None)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
