@@ -42,7 +42,7 @@ def pytest_configure(config: pytest.Config) -> None:
         from naiad_kernels.native import build
 
         build.COMPILE_FLAGS += tuple(config.option.native_flags.split())
-        # A sanitizer that this process has is not for its children, the compiler first of all, but for workers.
+        # A sanitizer that this process has is for its workers, not for other children such as the compiler.
         if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
             os.environ.pop("LD_PRELOAD", None)
 

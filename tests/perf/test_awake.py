@@ -46,6 +46,19 @@ sys.exit(sum(any("sched_setscheduler" in word for word in each.cmdline()) for ea
 """
 
 
+# A shell forgets an interrupt that comes while it waits for a command.
+_ENDS_WITH_7 = """
+import pathlib, signal, sys, time
+def end(*_):
+    time.sleep(1)
+    sys.exit(7)
+for number in signal.SIGINT, signal.SIGTERM:
+    signal.signal(number, end)
+pathlib.Path(sys.argv[1]).touch()
+time.sleep(60)
+"""
+
+
 def run_awake(*command: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, "-m", "perf.common.awake", *command])
 
@@ -70,13 +83,12 @@ def test_without_a_command_there_is_nothing_to_run() -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_lets_the_command_end_as_it_wants_to(tmp_path: Path, number: signal.Signals) -> None:
     begun = tmp_path / "begun"
-    script = f"trap 'sleep 1; exit 7' INT TERM; touch {begun}; for _ in $(seq 300); do sleep 0.1; done"
-    running = run_awake("bash", "-c", script)
+    running = run_awake(sys.executable, "-c", _ENDS_WITH_7, str(begun))
     eventually(begun.exists)
     if number is signal.SIGINT:
         # As a terminal does: to all.
         for each in psutil.Process(running.pid).children():
-            if each.name() == "bash":
+            if str(begun) in each.cmdline():
                 each.send_signal(number)
     running.send_signal(number)
     assert running.wait(30) == 7

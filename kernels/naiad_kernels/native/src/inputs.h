@@ -5,7 +5,7 @@
 
 namespace naiad {
 
-constexpr int64_t kInputsPerScale = 64;
+constexpr int64_t kInputsPerScale = 64, kInputsPerPlanes = 32;
 
 // Inputs that are rounded together; each is `scale` times what it was.
 struct RoundedInputs {
@@ -14,6 +14,12 @@ struct RoundedInputs {
   int32_t group_sums[2];  // of the first 32 values, and of the others
 
   int32_t sum() const { return group_sums[0] + group_sums[1]; }
+};
+
+// Inputs as sums of three numbers in bf16. The sums are exact while the last numbers are not subnormal.
+struct Bf16Planes {
+  static constexpr int kCount = 3;
+  uint16_t planes[kCount][kInputsPerPlanes];  // from the largest numbers to the smallest
 };
 
 // `stride` inputs from a row to the next.
@@ -25,6 +31,18 @@ struct Rows {
 
 NAIAD_INLINE void round_row(const float* in, int64_t width, uint16_t* out) {
   for (int64_t i = 0; i < width; i += kLanes) store_bf16(out + i, load(in + i));
+}
+
+// What rounding leaves is exact, and has 8 bits less every time. If a value is not finite, no result will be.
+NAIAD_INLINE void round_row(const float* in, int64_t width, Bf16Planes* out) {
+  for (int64_t i = 0; i < width; i += kInputsPerPlanes, out++)
+    for (int64_t j = 0; j < kInputsPerPlanes; j += kLanes) {
+      Floats rest = load(in + i + j);
+      for (uint16_t (&plane)[kInputsPerPlanes] : out->planes) {
+        store_bf16(plane + j, rest);
+        rest = rest - load_bf16(plane + j);
+      }
+    }
 }
 
 // The largest of 64 becomes ±127. If one is not finite, `scale` is not a number, and no result will be.

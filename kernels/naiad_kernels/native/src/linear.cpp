@@ -277,6 +277,7 @@ class PanelRange {
   const char* const panels_;
 };
 
+using ExactByBf16 = std::conditional_t<kHasTiles, FloatByBf16Tiles, FloatByBf16>;
 using RoundedByBf16 = std::conditional_t<kHasTiles, Bf16Tiles, Bf16ByBf16>;
 using RoundedByInt8 = std::conditional_t<kHasTiles, Int8Tiles, Int8ByInt8>;
 
@@ -292,9 +293,10 @@ constexpr int64_t kPanelsTogether = 4;
 // Up to this many rows every member rounds all inputs for itself; more are rounded in a phase of their own.
 constexpr int64_t kRowsRoundedAlone = 2;
 
-// Whether inputs are rounded before they are multiplied.
+// Whether inputs are rounded, or split into what tiles multiply, before they are multiplied.
 bool is_rounded(int32_t product) {
-  return product != NAIAD_FLOAT_BY_FLOAT && product != NAIAD_FLOAT_BY_BF16 && product != NAIAD_FLOAT_BY_F16;
+  if (product == NAIAD_FLOAT_BY_BF16) return kHasTiles;
+  return product != NAIAD_FLOAT_BY_FLOAT && product != NAIAD_FLOAT_BY_F16;
 }
 
 bool shares_rows(const NaiadRecord& record, const NaiadStep& step, int64_t team_size) {
@@ -390,16 +392,39 @@ Rows<Product> rounded_rows(const NaiadRecord& record, const Run& run, const Shar
   return {rounded, width};
 }
 
-// The phase before the product.
 template <class Product>
 void round_share(const NaiadRecord& record, const Run& run, const Share& share) {
   const auto [first, end] = share.of(row_things(*run.step, 0));
   round_rows<Product>(record, run, first, end, shared_inputs<Product>(record, run));
 }
 
-// Of all of a step's inputs; 0 for products that read floats.
+// The phase before the product.
+void round_inputs(const NaiadRecord& record, const Run& run, const Share& share) {
+  switch (record.matrix.product) {
+    case NAIAD_FLOAT_BY_BF16:
+      if constexpr (kHasTiles) round_share<ExactByBf16>(record, run, share);
+      return;
+    case NAIAD_BF16_BY_BF16: return round_share<RoundedByBf16>(record, run, share);
+    default: return round_share<RoundedByInt8>(record, run, share);
+  }
+}
+
+template <class Product>
+void compute_exact_panels(const NaiadRecord& record, const Run& run, const Share& share) {
+  if constexpr (Product::kTakesTiles) {
+    compute_panels<Product>(record, run, rounded_rows<Product>(record, run, share), share);
+  } else {
+    const NaiadBuffer& in = run.buffers[record.in];
+    compute_panels<Product>(record, run, {in.data, in.stride}, share);
+  }
+}
+
+// Of all of a step's inputs; 0 for products that read floats as they are.
 int64_t rounded_bytes(const NaiadRecord& record, const NaiadStep& step) {
   switch (record.matrix.product) {
+    case NAIAD_FLOAT_BY_BF16:
+      if (!kHasTiles) return 0;
+      return step.num_tokens * inputs_of_row<ExactByBf16>(record) * static_cast<int64_t>(sizeof(ExactByBf16::Input));
     case NAIAD_BF16_BY_BF16:
       return step.num_tokens * inputs_of_row<RoundedByBf16>(record) * static_cast<int64_t>(sizeof(uint16_t));
     case NAIAD_INT8_BY_INT8:
@@ -427,15 +452,11 @@ Things linear_things(const NaiadRecord& record, const NaiadStep& step, int64_t p
 }
 
 void linear(const NaiadRecord& record, const Run& run, int64_t phase, const Share& share) {
-  const int32_t product = record.matrix.product;
-  if (phase == 0 && rounds_first(record, *run.step))
-    return product == NAIAD_BF16_BY_BF16 ? round_share<RoundedByBf16>(record, run, share)
-                                         : round_share<RoundedByInt8>(record, run, share);
-  const NaiadBuffer& in = run.buffers[record.in];
-  switch (product) {
-    case NAIAD_FLOAT_BY_FLOAT: return compute_panels<FloatByFloat>(record, run, {in.data, in.stride}, share);
-    case NAIAD_FLOAT_BY_BF16: return compute_panels<FloatByBf16>(record, run, {in.data, in.stride}, share);
-    case NAIAD_FLOAT_BY_F16: return compute_panels<FloatByF16>(record, run, {in.data, in.stride}, share);
+  if (phase == 0 && rounds_first(record, *run.step)) return round_inputs(record, run, share);
+  switch (record.matrix.product) {
+    case NAIAD_FLOAT_BY_FLOAT: return compute_exact_panels<FloatByFloat>(record, run, share);
+    case NAIAD_FLOAT_BY_BF16: return compute_exact_panels<ExactByBf16>(record, run, share);
+    case NAIAD_FLOAT_BY_F16: return compute_exact_panels<FloatByF16>(record, run, share);
     case NAIAD_BF16_BY_BF16:
       return compute_panels<RoundedByBf16>(record, run, rounded_rows<RoundedByBf16>(record, run, share), share);
     case NAIAD_INT4_BY_INT8:

@@ -35,26 +35,42 @@ struct TileRows {
 // The next lines of each of some panels: of those that are multiplied at once, or of later ones.
 template <int PANELS, bool IS_LATER>
 struct ReadLines {
-  NAIAD_METHOD void read() {
-    for (int p = 0; p < PANELS; p++) {
-      for (int64_t line = 0; line < lines; line++) {
-        const char* at = next[p] + line * kLineBytes;
-        if constexpr (IS_LATER)
-          prefetch_early(at);
-        else
-          prefetch(at);
-      }
-      next[p] += lines * kLineBytes;
+  // One of equal parts of these lines of a panel. After the last part the panel goes on to its next lines.
+  NAIAD_METHOD void read(int p, int64_t part, int64_t num_parts) {
+    const int64_t end = lines * (part + 1) / num_parts;
+    for (int64_t line = lines * part / num_parts; line < end; line++) {
+      const char* at = next[p] + line * kLineBytes;
+      if constexpr (IS_LATER)
+        prefetch_early(at);
+      else
+        prefetch(at);
     }
+    if (part + 1 == num_parts) next[p] += lines * kLineBytes;
   }
   const char* next[PANELS];
   int64_t lines;
 };
 
-// A tile of sums for each of the tiles of inputs and each of the tiles of weights: one step's products are added.
-template <class Product, int TILES, int PANELS, class Input>
+// Reads nothing ahead.
+struct ReadNoLines {
+  NAIAD_METHOD void read(int, int64_t, int64_t) {}
+};
+
+// One of equal parts of a step.
+template <class Ahead>
+struct ReadPart {
+  NAIAD_METHOD void read(int p, int64_t inner, int64_t num_inner) {
+    ahead.read(p, part * num_inner + inner, num_parts * num_inner);
+  }
+  Ahead& ahead;
+  int64_t part, num_parts;
+};
+
+// A tile of sums for each of the tiles of inputs and each of the tiles of weights: one step's products are added. Lines
+// are read ahead one by one between the products: many at once hold up the loads that come after them.
+template <class Product, int TILES, int PANELS, class Input, class Ahead>
 NAIAD_INLINE void add_tile_products(const TileRows<Input> (&inputs)[TILES], const char* const (&weights)[PANELS],
-                                    int64_t step) {
+                                    int64_t step, Ahead& ahead) {
   for_each<TILES>([&](auto tile) {
     load_tile<kInputTiles + decltype(tile)::value>(inputs[tile].data + step * Product::kWidth, inputs[tile].row_bytes);
   });
@@ -63,6 +79,7 @@ NAIAD_INLINE void add_tile_products(const TileRows<Input> (&inputs)[TILES], cons
     load_tile<WEIGHTS>(weights[PANEL], kTileRowBytes);
     for_each<TILES>([&](auto tile) {
       constexpr int TILE = decltype(tile)::value;
+      ahead.read(PANEL, TILE, TILES);
       Product::template multiply<kSumTiles + TILE * PANELS + PANEL, kInputTiles + TILE, WEIGHTS>();
     });
   });
@@ -106,15 +123,44 @@ struct Bf16Tiles {
     zero_sum_tiles<COUNT>();
   }
 
-  template <int TILES, int PANELS>
+  template <int TILES, int PANELS, class Ahead>
   NAIAD_INLINE void add_step(const TileRows<Input> (&inputs)[TILES], const char* const (&panels)[PANELS], int64_t step,
-                             float (*)[kTileRows * kLanes]) {
-    add_tile_products<Bf16Tiles>(inputs, tiles_of_step(panels, step).data, step);
+                             Ahead& ahead, float (*)[kTileRows * kLanes]) {
+    add_tile_products<Bf16Tiles>(inputs, tiles_of_step(panels, step).data, step, ahead);
   }
 
   template <int COUNT>
   NAIAD_INLINE void end(float (*sums)[kTileRows * kLanes]) {
     store_sum_tiles<COUNT>(sums);
+  }
+};
+
+// Each tile of weights is multiplied by three tiles of inputs, whose sum the inputs are.
+struct FloatByBf16Tiles : Bf16Tiles {
+  using Input = Bf16Planes;
+  static constexpr int64_t kInputsPerStep = kInputsPerPlanes, kWidth = 1;
+  static_assert(sizeof(Bf16Planes) == Bf16Planes::kCount * kTileRowBytes, "a plane is a row of a tile");
+
+  template <int TILES, int PANELS, class Ahead>
+  NAIAD_INLINE void add_step(const TileRows<Input> (&inputs)[TILES], const char* const (&panels)[PANELS], int64_t step,
+                             Ahead& ahead, float (*)[kTileRows * kLanes]) {
+    constexpr int kKept = kNumTiles - kWeightTiles;
+    if constexpr (PANELS <= kKept)
+      for_each<PANELS>(
+          [&](auto panel) { load_tile<kWeightTiles + panel>(panels[panel] + step * kTileBytes, kTileRowBytes); });
+    for_each<Bf16Planes::kCount>([&](auto plane) {
+      for_each<TILES>([&](auto tile) {
+        load_tile<kInputTiles + tile>(inputs[tile].data[step].planes[plane], inputs[tile].row_bytes);
+      });
+      for_each<PANELS>([&](auto panel) {
+        ahead.read(panel, plane, Bf16Planes::kCount);
+        if constexpr (PANELS > kKept)
+          load_tile<kWeightTiles + panel % kKept>(panels[panel] + step * kTileBytes, kTileRowBytes);
+        for_each<TILES>([&](auto tile) {
+          multiply<kSumTiles + tile * PANELS + panel, kInputTiles + tile, kWeightTiles + panel % kKept>();
+        });
+      });
+    });
   }
 };
 
@@ -140,12 +186,12 @@ struct WholeTiles {
   NAIAD_INLINE void end(float (*)[kTileRows * kLanes]) {}
 
   // Multiplies, and calls add(panel, inputs, products, sum) for each panel and row of the tiles of inputs.
-  template <int TILES, int PANELS, class Add>
+  template <int TILES, int PANELS, class Ahead, class Add>
   NAIAD_INLINE void add_products(const TileRows<Input> (&inputs)[TILES], const char* const (&weights)[PANELS],
-                                 int64_t step, float (*sums)[kTileRows * kLanes], const Add& add) {
+                                 int64_t step, Ahead& ahead, float (*sums)[kTileRows * kLanes], const Add& add) {
     alignas(64) int32_t whole[TILES * PANELS][kTileRows * kLanes];
     zero_sum_tiles<TILES * PANELS>();
-    add_tile_products<WholeTiles>(inputs, weights, step);
+    add_tile_products<WholeTiles>(inputs, weights, step, ahead);
     store_sum_tiles<TILES * PANELS>(whole);
     for (int tile = 0; tile < TILES; tile++)
       for (int64_t row = 0; row < inputs[tile].rows; row++) {
@@ -163,14 +209,14 @@ struct WholeTiles {
 struct Int8Tiles : WholeTiles {
   static constexpr int64_t kPanelBytesPerStep = kTileBytes;
 
-  template <int TILES, int PANELS>
+  template <int TILES, int PANELS, class Ahead>
   NAIAD_INLINE void add_step(const TileRows<Input> (&inputs)[TILES], const char* const (&panels)[PANELS], int64_t step,
-                             float (*sums)[kTileRows * kLanes]) {
+                             Ahead& ahead, float (*sums)[kTileRows * kLanes]) {
     // What the 128 more of each weight add is taken back: whole numbers that floats hold exactly.
     const auto add = [](int, const RoundedInputs& x, Floats products, Floats sum) {
       return fma(products - fill(static_cast<float>(128 * x.sum())), fill(x.scale), sum);
     };
-    add_products(inputs, tiles_of_step(panels, step).data, step, sums, add);
+    add_products(inputs, tiles_of_step(panels, step).data, step, ahead, sums, add);
   }
 };
 
@@ -180,9 +226,9 @@ struct Int4Tiles : WholeTiles {
   using Layout = NibbleStep<Offsets>;
   static constexpr int64_t kPanelBytesPerStep = Layout::kBytes;
 
-  template <int TILES, int PANELS>
+  template <int TILES, int PANELS, class Ahead>
   NAIAD_INLINE void add_step(const TileRows<Input> (&inputs)[TILES], const char* const (&panels)[PANELS], int64_t step,
-                             float (*sums)[kTileRows * kLanes]) {
+                             Ahead& ahead, float (*sums)[kTileRows * kLanes]) {
     alignas(64) char unpacked[PANELS][2 * kTileBytes];
     const char* steps[PANELS];
     for (int p = 0; p < PANELS; p++) unpack(steps[p] = panels[p] + step * kPanelBytesPerStep, unpacked[p]);
@@ -198,7 +244,8 @@ struct Int4Tiles : WholeTiles {
         const float inputs_sum = static_cast<float>(x.group_sums[group]);
         return fma(Offsets::products(whole, inputs_sum, scales[p], offsets[p]), fill(x.scale), sum);
       };
-      add_products(inputs, weights, step, sums, add);
+      ReadPart<Ahead> part{ahead, group, kGroupsPerStep};
+      add_products(inputs, weights, step, part, sums, add);
     }
   }
 
@@ -319,8 +366,7 @@ class TileRange {
   NAIAD_METHOD void multiply_steps(const Inputs (&inputs)[TILES], const char* const (&panels)[PANELS], int64_t step,
                                    int64_t end, Ahead& ahead, float (*sums)[kTileRows * kLanes]) const {
     for (; step < end; step++) {
-      ahead.read();
-      Product::template add_step<TILES, PANELS>(inputs, panels, step, sums);
+      Product::template add_step<TILES, PANELS>(inputs, panels, step, ahead, sums);
     }
   }
 
