@@ -1,34 +1,17 @@
 from __future__ import annotations
 
-import ctypes
 import os
 from pathlib import Path
 from shutil import which
 
 import pytest
 
-from naiad_kernels.native import build
+from helpers.small_kernels import use_small_kernels
 from naiad_kernels.native.build import load
-from naiad_kernels.native.library import STRUCTS, Library, Team
+from naiad_kernels.native.library import Library, Team
 from naiad_kernels.native.variants import PORTABLE, PORTABLE_AMX, VARIANTS, Variant
 
 HERE = [each for each in (*VARIANTS, PORTABLE, PORTABLE_AMX) if each.runs_here]
-# What `Library` looks for, and nothing else.
-_SIZES = ", ".join(str(ctypes.sizeof(each)) for each in STRUCTS)
-_SMALL_SOURCE = f"""
-#include <cstdint>
-#define API __attribute__((visibility("default")))
-const int64_t kSizes[] = {{{_SIZES}}};
-const int kCount = {len(STRUCTS)};
-extern "C" API void* naiad_team_new(int64_t) {{ return nullptr; }}
-extern "C" API void naiad_team_free(void*) {{}}
-extern "C" API void naiad_team_pin() {{}}
-extern "C" API void naiad_team_adapt() {{}}
-extern "C" API void naiad_team_size() {{}}
-extern "C" API void naiad_team_lose_share() {{}}
-extern "C" API int naiad_run() {{ return 0; }}
-extern "C" API void naiad_sizes(int64_t* sizes) {{ for (int i = 0; i < kCount; i++) sizes[i] = kSizes[i]; }}
-"""
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -59,9 +42,5 @@ def portable(library: Library) -> Team:
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Variant:
     """A variant that compiles at once, with a cache of its own."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    source = tmp_path / "src"
-    source.mkdir()
-    (source / "one.cpp").write_text(_SMALL_SOURCE)
-    monkeypatch.setattr(build, "SOURCE_DIR", source)
+    use_small_kernels(monkeypatch, tmp_path)
     return PORTABLE

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from naiad_kernels.native import build, cache
-from naiad_kernels.native.build import BuildError, compiler, load
+from naiad_kernels.native.build import BuildError, NoCompilerError, Origin, compiler, find, load
 from naiad_kernels.native.cache import LibraryCache
 from naiad_kernels.native.library import Library
 from naiad_kernels.native.variants import Variant
@@ -136,6 +136,25 @@ def test_a_compiled_library_is_found_without_a_compiler(
     (build.SOURCE_DIR / "one.cpp").write_text("// another\n")
     with pytest.raises(BuildError, match=r"^no C\+\+ compiler is installed \(looked for no-such-compiler\)$"):
         load(small)
+
+
+def test_what_a_start_gets_is_found_without_compiling(
+    small: Variant, fake: FakeCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = find(small)
+    assert (found.origin, found.library, found.is_kept) == (Origin.COMPILED, None, True)
+    assert not libraries()
+    load(small)
+    assert fake.num_compiled == 1
+    for compiler_here in (str(fake.path), "no-such-compiler"):
+        monkeypatch.setenv("CXX", compiler_here)
+        found = find(small)
+        assert found.library is not None
+        assert (found.origin, found.library.name) == (Origin.CACHED, libraries()[0].name)
+    (build.SOURCE_DIR / "one.cpp").write_text("// another\n")
+    with pytest.raises(NoCompilerError):
+        find(small)
+    assert fake.num_compiled == 1
 
 
 def test_a_cache_on_a_full_disk_does_not_cost_the_kernels(

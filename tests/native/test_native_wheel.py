@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from naiad_kernels.native import build
-from naiad_kernels.native.build import BuildError, library_name, load
+from naiad_kernels.native.build import BuildError, Origin, find, library_name, load
 from naiad_kernels.native.prebuilt import compile_variants, needed_glibc
 from naiad_kernels.native.variants import VARIANTS, Variant, best_variant
 
@@ -19,9 +19,8 @@ PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check", "-q")
 
 
 @pytest.fixture
-def prebuilt(small: Variant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+def prebuilt(small: Variant, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """Small libraries where a wheel has the whole ones, and no compiler."""
-    monkeypatch.setattr(build, "PREBUILT_DIR", tmp_path / "prebuilt")
     build.PREBUILT_DIR.mkdir()
     made = compile_variants(build.PREBUILT_DIR)
     monkeypatch.setenv("CXX", "no-such-compiler")
@@ -31,6 +30,7 @@ def prebuilt(small: Variant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_a_prebuilt_library_needs_no_compiler_and_no_cache(prebuilt: list[Path], tmp_path: Path) -> None:
     assert len(prebuilt) == len(VARIANTS)
     for variant in VARIANTS:
+        assert find(variant).origin is Origin.PREBUILT
         load(variant)
     assert not (tmp_path / "cache").exists()
 

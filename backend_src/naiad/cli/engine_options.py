@@ -63,7 +63,7 @@ def add_engine_arguments(
         "--cpu-kernels",
         choices=CPU_KERNELS,
         help="what computes a step on a CPU: kernels compiled for this machine, or torch; auto: the former "
-        "where there is a C++ compiler",
+        "where a wheel brings them or there is a C++ compiler",
     )
     add(
         "--quantization",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import platform
 
 import torch
 
@@ -11,7 +10,7 @@ from naiad.config import EngineConfig
 from naiad.config.cores import core_ids
 from naiad.errors import ConfigError
 from naiad.model_runner.draft_choice import quantizations
-from naiad_kernels.native.build import BuildError, load
+from naiad_kernels.native.build import BuildError, first_of, load
 from naiad_kernels.native.library import Library, Team
 from naiad_kernels.native.variants import usable_variants
 
@@ -68,14 +67,7 @@ def _load(config: EngineConfig, dtype: torch.dtype) -> Library:
         raise BuildError(f"they compute in float32 and bfloat16, not in {dtype}")
     if config.kv_cache_dtype == "fp8":
         raise BuildError("they have no KV cache in fp8")
-    problem: BuildError | None = None
-    for variant in usable_variants():
-        try:
-            library = load(variant)
-        except BuildError as error:
-            problem = problem or error
-            continue
-        if problem is not None:
-            _LOG.warning("%s kernels compute the steps, not the fastest ones: %s", variant.name, problem)
-        return library
-    raise problem or BuildError(f"this CPU ({platform.machine()}) has no AVX2")
+    (library, variant), problem = first_of(usable_variants(), lambda each: (load(each), each))
+    if problem is not None:
+        _LOG.warning("%s kernels compute the steps, not the fastest ones: %s", variant.name, problem)
+    return library

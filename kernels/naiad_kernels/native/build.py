@@ -9,15 +9,19 @@ import shlex
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
+from typing import TypeVar
 
 from naiad_kernels.native.cache import LibraryCache
 from naiad_kernels.native.library import Library
 from naiad_kernels.native.variants import Variant
 
+_Got = TypeVar("_Got")
 SOURCE_DIR = Path(__file__).parent / "src"
 # Only a wheel has it.
 PREBUILT_DIR = Path(__file__).parent / "prebuilt"
@@ -44,10 +48,75 @@ class NoCompilerError(BuildError):
     """No C++ compiler is installed."""
 
 
-def load(variant: Variant, extra_flags: Sequence[str] = ()) -> Library:
-    """Load a variant's library: the prebuilt one, else one of the cache, else compile it.
+class Origin(Enum):
+    """Where a library comes from."""
+
+    PREBUILT = "prebuilt"
+    CACHED = "cached"
+    COMPILED = "compiled"
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a start on this machine gets for a variant.
+
+    Attributes:
+        variant: which.
+        origin: where its library comes from.
+        library: the library; None if it has yet to be compiled.
+        name: of the library, without its suffix.
+        cache: where libraries are kept; None: nowhere.
+        command: the compiler with its flags; empty if none is needed.
+    """
+
+    variant: Variant
+    origin: Origin
+    library: Library | None
+    name: str
+    cache: LibraryCache | None = None
+    command: tuple[str, ...] = ()
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether the next start has no need to compile."""
+        return self.library is not None or (self.cache is not None and self.cache.is_writable)
+
+
+def find(variant: Variant, extra_flags: Sequence[str] = ()) -> Found:
+    """Load a variant's library if it is prebuilt or in the cache; compile nothing.
 
     A library that the cache has from these sources is found without a compiler too.
+
+    Args:
+        variant: how it is compiled.
+        extra_flags: of the compiler, after all others.
+
+    Raises:
+        BuildError: the prebuilt library cannot be loaded, or there is none, nor one in the cache, nor a
+            compiler.
+    """
+    flags = (*COMPILE_FLAGS, *variant.compile_flags, *extra_flags)
+    with _build_errors():
+        name = library_name(variant, flags)
+        prebuilt = PREBUILT_DIR / f"{name}.so"
+        if prebuilt.exists():
+            return Found(variant, Origin.PREBUILT, Library(prebuilt), name)
+        cache = LibraryCache.of_user()
+        try:
+            command = compiler()
+        except NoCompilerError:
+            library = cache.load(f"{name}-*", Library) if cache else None
+            if library is None:
+                raise
+            return Found(variant, Origin.CACHED, library, name, cache)
+        name = f"{name}-{_toolchain_digest(command)}"
+        library = cache.load(name, Library) if cache else None
+        origin = Origin.COMPILED if library is None else Origin.CACHED
+        return Found(variant, origin, library, name, cache, (*command, *flags))
+
+
+def load(variant: Variant, extra_flags: Sequence[str] = ()) -> Library:
+    """Load what `find` finds, compiled if it has yet to be.
 
     Args:
         variant: how to compile.
@@ -56,15 +125,33 @@ def load(variant: Variant, extra_flags: Sequence[str] = ()) -> Library:
     Raises:
         BuildError: there is no compiler, it fails, or its result cannot be loaded.
     """
-    flags = (*COMPILE_FLAGS, *variant.compile_flags, *extra_flags)
-    try:
-        name = library_name(variant, flags)
-        prebuilt = PREBUILT_DIR / f"{name}.so"
-        if prebuilt.exists():
-            return Library(prebuilt)
-        return _compiled(name, flags)
-    except (OSError, ValueError, subprocess.SubprocessError) as error:
-        raise BuildError(f"the native kernels cannot be compiled or loaded: {error}") from error
+    found = find(variant, extra_flags)
+    if found.library is not None:
+        return found.library
+    with _build_errors():
+        return _compiled(found)
+
+
+def first_of(variants: Iterable[Variant], get: Callable[[Variant], _Got]) -> tuple[_Got, BuildError | None]:
+    """The first variant that can be had here.
+
+    Args:
+        variants: that this CPU runs, the fastest first.
+        get: `load`, or `find` to learn what it would load.
+
+    Returns:
+        What `get` returns, and why a faster variant cannot be had if there is one.
+
+    Raises:
+        BuildError: none can be had; the text says why the fastest cannot.
+    """
+    problem: BuildError | None = None
+    for variant in variants:
+        try:
+            return get(variant), problem
+        except BuildError as error:
+            problem = problem or error
+    raise problem or BuildError(f"this CPU ({platform.machine()}) has no AVX2")
 
 
 def library_name(variant: Variant, flags: Sequence[str]) -> str:
@@ -125,35 +212,32 @@ def _run(command: Sequence[str]) -> None:
         raise BuildError(f"{command[0]} failed: {run.stderr.strip()[-2000:]}")
 
 
-def _compiled(name: str, flags: Sequence[str]) -> Library:
-    """Load a library from the cache, or compile it and keep it there if that is possible."""
-    cache = LibraryCache.of_user()
-    try:
-        command = compiler()
-    except NoCompilerError:
-        found = cache.load(f"{name}-*", Library) if cache else None
-        if found is None:
-            raise
-        return found
-    name = f"{name}-{_toolchain_digest(command)}"
-    found = cache.load(name, Library) if cache else None
-    if found is not None:
-        return found
-    command += flags
+def _compiled(found: Found) -> Library:
+    """Compile a library, unless another process was faster, and keep it if that is possible."""
+    cache = found.cache
     with tempfile.TemporaryDirectory(prefix="naiad-native-") as temporary:
-        made = Path(temporary) / f"{name}.so"
+        made = Path(temporary) / f"{found.name}.so"
 
         def build(path: Path) -> None:
-            compile_library(command, made)
+            compile_library(found.command, made)
             shutil.copyfile(made, path)
 
         if cache is not None and cache.is_writable:
             # A full disk keeps the library from being kept, and not from being used.
             with suppress(OSError):
-                return cache.add(name, build, Library)
+                return cache.add(found.name, build, Library)
         if not made.exists():
-            compile_library(command, made)
+            compile_library(found.command, made)
         return Library(made)
+
+
+@contextmanager
+def _build_errors() -> Iterator[None]:
+    """Tell whatever keeps a library from being compiled or loaded as a `BuildError`."""
+    try:
+        yield
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        raise BuildError(f"the native kernels cannot be compiled or loaded: {error}") from error
 
 
 def _toolchain_digest(command: Sequence[str]) -> str:

@@ -118,15 +118,15 @@ class Record(ctypes.Structure):
         ctypes cuts numbers to the width of their fields silently, so each is compared with what is kept.
 
         Raises:
-            AssertionError: a whole number has more than 32 or 64 bits, or a float is beyond float32.
+            ValueError: a whole number has more than 32 or 64 bits, or a float is beyond float32.
         """
         super().__init__(**fields)
         for name, value in fields.items():
             kept = getattr(self, name)
-            if isinstance(kept, int):
-                assert kept == value, f"{name} = {value} does not fit into a record"
-            elif isinstance(kept, float):
-                assert math.isfinite(kept) or not math.isfinite(value), f"{name} = {value} is beyond float32"
+            if isinstance(kept, int) and kept != value:
+                raise ValueError(f"{name} = {value} does not fit into a record")
+            if isinstance(kept, float) and math.isfinite(value) and not math.isfinite(kept):
+                raise ValueError(f"{name} = {value} is beyond float32")
 
 
 class Buffer(ctypes.Structure):

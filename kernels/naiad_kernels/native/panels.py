@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional as F
 
+from naiad_kernels.array_check import check_array
 from naiad_kernels.native.library import Matrix, Product
 from naiad_kernels.native.nibbles import NibbleWeight
 
@@ -88,16 +89,16 @@ class NativeWeight:
         num_panels = -(-self.out_features // PANEL_OUTPUTS)
         if self.product in _NIBBLE_STEP_BYTES:
             dtype, rest = torch.uint8, (padded(self.in_features) // 64, _NIBBLE_STEP_BYTES[self.product])
-            _check_array("panels", self.panels, dtype, (num_panels, *rest))
+            check_array("panels", self.panels, dtype, (num_panels, *rest))
         else:
             dtype, step = _LAYOUTS[self.product]
             shape = (num_panels, padded(self.in_features) // step, PANEL_OUTPUTS, step)
-            _check_array("panels", self.panels, dtype, shape)
+            check_array("panels", self.panels, dtype, shape)
         if (self.scales is not None) != (self.product == Product.INT8_BY_INT8):
             raise ValueError(f"scales beside panels for {self.product.name}, or none")
         for name, values in (("bias", self.bias), ("scales", self.scales)):
             if values is not None:
-                _check_array(name, values, torch.float32, (num_panels * PANEL_OUTPUTS,))
+                check_array(name, values, torch.float32, (num_panels * PANEL_OUTPUTS,))
 
     @classmethod
     def of(
@@ -178,13 +179,6 @@ class NativeWeight:
     def multiply(self, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
         """Refuse tensors: native kernels multiply by this weight within a recorded step only."""
         raise TypeError("a native weight is multiplied in a recorded step, not by tensors")
-
-
-def _check_array(name: str, array: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
-    is_plain = array.is_contiguous() and array.device.type == "cpu"
-    if not is_plain or array.dtype != dtype or array.shape != shape:
-        found = f"{array.dtype} {tuple(array.shape)} on {array.device}"
-        raise ValueError(f"{name} are {found} with strides {array.stride()}, not {dtype} {shape} on a CPU")
 
 
 def _panels(matrix: torch.Tensor, step: int) -> torch.Tensor:

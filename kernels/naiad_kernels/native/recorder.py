@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from naiad_kernels.array_check import check_array
 from naiad_kernels.linear import LinearWeight
 from naiad_kernels.native.kv_layout import GROUP_TOKENS
 from naiad_kernels.native.library import Activation, Cache, Element, Kind, Record
@@ -162,7 +163,7 @@ class TapeRecorder:
         return self._write(
             Record(
                 kind=Kind.EMBED,
-                table=self._pointer(table),
+                table=self._pointer("table", table),
                 element=_ELEMENTS[table.dtype],
                 num_rows=num_rows,
                 factor=factor,
@@ -171,24 +172,25 @@ class TapeRecorder:
         )
 
     def _rms_norm(self, x: TracedRows, weight: torch.Tensor, eps: float) -> TracedRows:
-        assert weight.shape == (x.width,), (weight.shape, x.width)
+        _expect("weight's shape", tuple(weight.shape), (x.width,))
         whole = torch.zeros(padded(x.width))
         whole[: x.width] = weight
-        record = Record(kind=Kind.RMS_NORM, in_=x.value, weight=self._pointer(whole), eps=eps)
+        record = Record(kind=Kind.RMS_NORM, in_=x.value, weight=self._pointer("weight", whole), eps=eps)
         return self._write(record, x.width)
 
     def _add_rms_norm(
         self, x: TracedRows, residual: TracedRows, weight: torch.Tensor, eps: float
     ) -> tuple[TracedRows, TracedRows]:
-        assert x.width == residual.width, (x.width, residual.width)
+        _expect("residual's width", residual.width, x.width)
         total = self._write(Record(kind=Kind.ADD, in_=x.value, other=residual.value), x.width)
         return self._rms_norm(total, weight, eps), total
 
     def _linear(self, x: TracedRows, weight: LinearWeight, residual: TracedRows | None = None) -> TracedRows:
         if not isinstance(weight, NativeWeight):
             raise NotRecordableError(f"linear by {type(weight).__name__} has no record")
-        assert x.width == weight.in_features, (x.width, weight.in_features)
-        assert residual is None or residual.width == weight.out_features, weight.out_features
+        _expect("x's width", x.width, weight.in_features)
+        if residual is not None:
+            _expect("residual's width", residual.width, weight.out_features)
         # Native code believes what the record says.
         weight.check()
         self._kept += [each for each in (weight.panels, weight.bias, weight.scales) if each is not None]
@@ -236,7 +238,7 @@ class TapeRecorder:
     ) -> tuple[TracedRows, TracedRows]:
         assert positions.name == "positions"
         width = 2 * len(inv_freq)
-        record = Record(kind=Kind.ANGLES, frequencies=self._pointer(inv_freq.float()))
+        record = Record(kind=Kind.ANGLES, frequencies=self._pointer("inv_freq", inv_freq.float()))
         rows = self._write(record, width)
         return rows, rows
 
@@ -248,21 +250,26 @@ class TapeRecorder:
         cache: LayerCache,
         slots: TracedGroup,
     ) -> TracedRows:
-        num_kv_heads, head_dim = cache.key.shape[1], cache.key.shape[3]
+        laid_out = self._cache(cache)
+        num_kv_heads, head_dim = laid_out.num_kv_heads, laid_out.head_dim
         num_heads = heads.width // head_dim - 2 * num_kv_heads
-        assert angles[0].width == head_dim, (angles[0].width, head_dim)
-        assert heads.width == (num_heads + 2 * num_kv_heads) * head_dim, (heads.width, cache.key.shape)
-        assert norm is None or norm.weight.shape == (num_heads + num_kv_heads, head_dim), norm
+        _expect("angles' width", angles[0].width, head_dim)
+        least = (2 * num_kv_heads + 1) * head_dim
+        if heads.width < least or heads.width % head_dim:
+            allowed = f"{least} or more, a multiple of {head_dim}"
+            raise ValueError(f"heads' width is {heads.width}; allowed: {allowed}")
+        if norm is not None:
+            _expect("norm.weight's shape", tuple(norm.weight.shape), (num_heads + num_kv_heads, head_dim))
         record = Record(
             kind=Kind.ROTARY_STORE,
             in_=heads.value,
             other=angles[0].value,
             group=slots.index,
             num_heads=num_heads,
-            cache=self._cache(cache),
+            cache=laid_out,
         )
         if norm is not None:
-            record.weight = self._pointer(norm.weight.float())
+            record.weight = self._pointer("norm.weight", norm.weight.float())
             record.eps = norm.eps
         return self._write(record, num_heads * head_dim)
 
@@ -274,9 +281,11 @@ class TapeRecorder:
         scale: float | None = None,
         soft_cap: float = 0.0,
     ) -> TracedRows:
-        num_kv_heads, head_dim = cache.key.shape[1], cache.key.shape[3]
-        assert query.width % (num_kv_heads * head_dim) == 0, (query.width, cache.key.shape)
-        assert plan.window >= 0, plan.window
+        laid_out = self._cache(cache)
+        head_dim = laid_out.head_dim
+        _expect_multiple("query's width", query.width, laid_out.num_kv_heads * head_dim)
+        if plan.window < 0:
+            raise ValueError(f"plan.window is {plan.window}; allowed: 0 or more")
         factor = float(head_dim**-0.5) if scale is None else scale
         if not factor > 0:
             raise NotRecordableError(f"paged_attention with a scale of {factor}, not above 0, has no record")
@@ -288,7 +297,7 @@ class TapeRecorder:
             factor=factor,
             soft_cap=soft_cap,
             window=plan.window,
-            cache=self._cache(cache),
+            cache=laid_out,
         )
         return self._write(record, query.width)
 
@@ -311,9 +320,8 @@ class TapeRecorder:
         self._widths.append(width)
         return TracedRows(self, len(self._widths) - 1, width)
 
-    def _pointer(self, tensor: torch.Tensor) -> int:
-        assert tensor.is_contiguous(), tensor.stride()
-        assert tensor.device.type == "cpu", tensor.device
+    def _pointer(self, name: str, tensor: torch.Tensor) -> int:
+        check_array(name, tensor, tensor.dtype, tensor.shape)
         self._kept.append(tensor)
         return tensor.data_ptr()
 
@@ -323,16 +331,29 @@ class TapeRecorder:
         if cache.is_quantized and cache.key.dtype != torch.int8:
             raise NotRecordableError(f"a KV cache in {cache.key.dtype} has no record")
         num_blocks, num_kv_heads, block_size, head_dim = cache.key.shape
-        assert block_size % GROUP_TOKENS == 0, block_size
-        assert head_dim % 2 == 0, head_dim
+        _expect_multiple("block_size", block_size, GROUP_TOKENS)
+        _expect_multiple("head_dim", head_dim, 2)
         return Cache(
-            keys=self._pointer(cache.key),
-            values=self._pointer(cache.value),
-            key_scales=None if cache.key_scale is None else self._pointer(cache.key_scale),
-            value_scales=None if cache.value_scale is None else self._pointer(cache.value_scale),
+            keys=self._pointer("cache.key", cache.key),
+            values=self._pointer("cache.value", cache.value),
+            key_scales=None if cache.key_scale is None else self._pointer("cache.key_scale", cache.key_scale),
+            value_scales=None
+            if cache.value_scale is None
+            else self._pointer("cache.value_scale", cache.value_scale),
             num_blocks=num_blocks,
             num_kv_heads=num_kv_heads,
             block_size=block_size,
             head_dim=head_dim,
             element=_ELEMENTS[dtype],
         )
+
+
+def _expect(name: str, value: object, allowed: object) -> None:
+    """Refuse what native code, which believes records, would read past its end."""
+    if value != allowed:
+        raise ValueError(f"{name} is {value}; allowed: {allowed}")
+
+
+def _expect_multiple(name: str, value: int, factor: int) -> None:
+    if value < factor or value % factor:
+        raise ValueError(f"{name} is {value}; allowed: a multiple of {factor}")

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 
 import torch
 
+from naiad_kernels.array_check import CPU, check_array
 from naiad_kernels.best_tokens import BestTokens
 from naiad_kernels.draw_tokens import Draws
 from naiad_kernels.native.library import Buffer, Kind, Record, Step, StepDraws, Tables, Team
@@ -46,12 +47,17 @@ class Tape:
             if len(read) == 2:
                 placed.other = places[read[1]]
         self._inputs = [places[value] for value in recording.inputs]
+        self._input_widths = [recording.widths[value] for value in recording.inputs]
         self._output = places[recording.output]
         self.width = recording.widths[recording.output]
         self._memory: list[torch.Tensor] = []
         self._buffers = (Buffer * len(self._strides))()
         self._nanoseconds: ctypes.Array[ctypes.c_int64] | None = None
         self._kinds = {record.kind for record in recording.records}
+        in_groups = (Kind.ATTENTION, Kind.ROTARY_STORE)
+        groups = [record.group for record in recording.records if record.kind in in_groups]
+        self._num_groups = max(groups, default=-1) + 1
+        self._has_positions = not self._kinds.isdisjoint((Kind.ANGLES, *in_groups))
         self._capacity = 0
         self._result = torch.empty(0)
         # Of as many sequences of one token, at position 0, as there is room for.
@@ -85,31 +91,27 @@ class Tape:
             `[num_tokens, width]` float32, valid until the next call.
 
         Raises:
-            ValueError: the step names a token, a position or a block that does not exist.
+            ValueError: something of the step is missing or has another dtype or shape, or the step names a
+                token, a position or a block that does not exist.
             MemoryError: there is no memory for the step.
         """
-        self._reserve(num_tokens)
-        for place, rows in zip(self._inputs, inputs, strict=True):
-            self._take_input(place, rows)
+        if num_tokens < 1:
+            raise ValueError(f"num_tokens is {num_tokens}; allowed: 1 or more")
+        self._check_inputs(inputs, num_tokens)
         step = Step(num_tokens=num_tokens)
-        # Rows that have no sequence are sequences of their own, at position 0.
-        starts = tables[0].query_starts if tables else self._lone_starts
-        step.num_seqs = len(starts) - 1 if tables else num_tokens
-        step.query_starts = starts.buffer_info()[0]
-        if positions is None:
-            step.positions = self._lone_positions.buffer_info()[0]
-        else:
-            step.positions = _int64(positions, num_tokens)
-        step.token_ids = None if token_ids is None else _int64(token_ids, num_tokens)
-        groups = (Tables * len(tables))(
-            *(Tables(each.blocks.buffer_info()[0], each.stride) for each in tables)
-        )
-        step.tables = groups
-        step.num_groups = len(tables)
+        self._reserve(num_tokens)
+        self._name_tokens(step, token_ids, positions)
+        self._name_sequences(step, tables)
         if best is not None:
             self._ask_for_best(step, best, allowed)
+        elif allowed is not None or draws is not None:
+            raise ValueError(
+                f"{'draws' if allowed is None else 'allowed'} is given without best; allowed: None"
+            )
         if draws is not None:
             self._ask_for_draws(step, draws)
+        for place, rows in zip(self._inputs, inputs, strict=True):
+            self._take_input(place, rows)
         self._team.library.run(self._team, self._records, self._buffers, step, self._nanoseconds)
         if self._output in self._inputs:
             return inputs[self._inputs.index(self._output)]
@@ -145,9 +147,19 @@ class Tape:
         self._lone_positions = array("q", bytes(8 * capacity))
         self._capacity = capacity
 
+    def _check_inputs(self, inputs: Sequence[torch.Tensor], num_tokens: int) -> None:
+        if len(inputs) != len(self._inputs):
+            raise ValueError(f"inputs are {len(inputs)} tensors; allowed: {len(self._inputs)}")
+        for index, (rows, width) in enumerate(zip(inputs, self._input_widths, strict=True)):
+            if rows.shape != (num_tokens, width) or rows.dtype != torch.float32 or rows.device != CPU:
+                found = f"{rows.dtype} {tuple(rows.shape)} on {rows.device}"
+                raise ValueError(
+                    f"inputs[{index}] are {found}, not {torch.float32} {(num_tokens, width)} on {CPU}"
+                )
+
     def _take_input(self, place: int, rows: torch.Tensor) -> None:
         """Let records read an input where it is if it needs no padding, or copy it."""
-        if rows.shape[1] != self._strides[place] or not rows.is_contiguous() or rows.dtype != torch.float32:
+        if rows.shape[1] != self._strides[place] or not rows.is_contiguous():
             if not len(self._memory[place]):
                 self._memory[place] = _zeros(self._capacity, self._strides[place])
             memory = self._memory[place][: len(rows)]
@@ -155,30 +167,58 @@ class Tape:
             rows = memory
         self._buffers[place].data = rows.data_ptr()
 
+    def _name_tokens(
+        self, step: Step, token_ids: torch.Tensor | None, positions: torch.Tensor | None
+    ) -> None:
+        missing = "token_ids" if token_ids is None and Kind.EMBED in self._kinds else ""
+        if positions is None and self._has_positions:
+            missing = missing or "positions"
+        if missing:
+            raise ValueError(f"{missing} is None; allowed: one for each of the {step.num_tokens} tokens")
+        if token_ids is not None:
+            step.token_ids = _int64("token_ids", token_ids, step.num_tokens)
+        if positions is None:
+            step.positions = self._lone_positions.buffer_info()[0]
+        else:
+            step.positions = _int64("positions", positions, step.num_tokens)
+
+    def _name_sequences(self, step: Step, tables: Sequence[NativeTables]) -> None:
+        """Rows that have no sequence are sequences of their own, at position 0."""
+        if len(tables) < self._num_groups:
+            raise ValueError(f"tables are of {len(tables)} groups; allowed: {self._num_groups} or more")
+        for group, each in enumerate(tables):
+            each.check(group, tables[0], step.num_tokens)
+        starts = tables[0].query_starts if tables else self._lone_starts
+        step.num_seqs = len(starts) - 1 if tables else step.num_tokens
+        step.query_starts = starts.buffer_info()[0]
+        step.tables = (Tables * len(tables))(
+            *(Tables(each.blocks.buffer_info()[0], each.stride) for each in tables)
+        )
+        step.num_groups = len(tables)
+
     def _ask_for_best(self, step: Step, best: BestTokens, allowed: torch.Tensor | None) -> None:
-        assert Kind.BEST_TOKENS in self._kinds, "the recording does not find the best tokens"
-        assert best.logits.shape == (step.num_tokens,), (best.logits.shape, step.num_tokens)
-        step.best_ids = _int64(best.token_ids, step.num_tokens)
-        step.best_logits = best.logits.data_ptr()
+        if Kind.BEST_TOKENS not in self._kinds:
+            raise ValueError("best is given; allowed: None, as the recording finds no best tokens")
+        num_rows = step.num_tokens
+        step.best_ids = _int64("best.token_ids", best.token_ids, num_rows)
+        step.best_logits = _pointer("best.logits", best.logits, torch.float32, (num_rows,))
         if allowed is not None:
-            assert allowed.dtype == torch.int32, allowed.dtype
-            assert len(allowed) == step.num_tokens, allowed.shape
-            assert allowed.is_contiguous(), allowed.stride()
-            step.allowed = allowed.data_ptr()
-            step.allowed_stride = allowed.shape[1]
+            num_words = allowed.shape[1] if allowed.dim() == 2 else 1
+            step.allowed = _pointer("allowed", allowed, torch.int32, (num_rows, num_words))
+            step.allowed_stride = num_words
 
     def _ask_for_draws(self, step: Step, draws: Draws) -> None:
-        assert Kind.DRAW_TOKENS in self._kinds, "the recording draws no tokens"
-        assert step.best_ids, "a draw starts from the best tokens"
+        if Kind.DRAW_TOKENS not in self._kinds:
+            raise ValueError("draws is given; allowed: None, as the recording draws no tokens")
         filters, num_rows = draws.filters, step.num_tokens
         step.draws = ctypes.pointer(
             StepDraws(
-                temperatures=_float64(filters.temperature, num_rows),
-                top_k=_int64(filters.top_k, num_rows),
-                top_p=_float64(filters.top_p, num_rows),
-                log_min_p=_float64(filters.log_min_p, num_rows),
-                keys=_int64(draws.keys, num_rows),
-                token_ids=_int64(draws.token_ids, num_rows),
+                temperatures=_float64("draws.filters.temperature", filters.temperature, num_rows),
+                top_k=_int64("draws.filters.top_k", filters.top_k, num_rows),
+                top_p=_float64("draws.filters.top_p", filters.top_p, num_rows),
+                log_min_p=_float64("draws.filters.log_min_p", filters.log_min_p, num_rows),
+                keys=_int64("draws.keys", draws.keys, num_rows),
+                token_ids=_int64("draws.token_ids", draws.token_ids, num_rows),
             )
         )
 
@@ -224,16 +264,14 @@ def _zeros(num_rows: int, width: int) -> torch.Tensor:
         raise MemoryError(f"there is no memory for {num_rows} rows of the native kernels") from error
 
 
-def _int64(tensor: torch.Tensor, num_tokens: int) -> int:
-    return _pointer(tensor, torch.int64, num_tokens)
+def _int64(name: str, tensor: torch.Tensor, num_tokens: int) -> int:
+    return _pointer(name, tensor, torch.int64, (num_tokens,))
 
 
-def _float64(tensor: torch.Tensor, num_tokens: int) -> int:
-    return _pointer(tensor, torch.float64, num_tokens)
+def _float64(name: str, tensor: torch.Tensor, num_tokens: int) -> int:
+    return _pointer(name, tensor, torch.float64, (num_tokens,))
 
 
-def _pointer(tensor: torch.Tensor, dtype: torch.dtype, num_tokens: int) -> int:
-    assert tensor.dtype == dtype, tensor.dtype
-    assert tensor.shape == (num_tokens,), (tensor.shape, num_tokens)
-    assert tensor.is_contiguous(), tensor.stride()
+def _pointer(name: str, tensor: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> int:
+    check_array(name, tensor, dtype, shape)
     return tensor.data_ptr()

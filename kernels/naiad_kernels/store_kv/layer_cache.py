@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from naiad_kernels.array_check import check_array
 from naiad_kernels.store_kv.quantize import LARGEST_CODE
 
 
@@ -33,21 +34,28 @@ class LayerCache:
         return self.key_scale is not None
 
     def check(self, dtype: torch.dtype) -> None:
-        """Assert that the tensors fit each other and a model that computes in `dtype`."""
-        key, value = self.key, self.value
-        assert key.shape == value.shape, (key.shape, value.shape)
-        assert key.dtype == value.dtype, (key.dtype, value.dtype)
-        assert key.is_contiguous()
-        assert value.is_contiguous()
+        """See that the tensors fit each other and a model that computes in `dtype`.
+
+        Raises:
+            ValueError: one of them does not.
+        """
+        key, device = self.key, self.key.device
+        if key.dim() != 4:
+            expected = "[num_blocks, num_kv_heads, block_size, head_dim]"
+            raise ValueError(f"cache.key's shape is {tuple(key.shape)}; allowed: {expected}")
         if self.key_scale is None or self.value_scale is None:
-            assert self.key_scale is self.value_scale, "scales of keys or of values are missing"
-            assert key.dtype == dtype, (key.dtype, dtype)
-            return
-        assert key.dtype in LARGEST_CODE, key.dtype
-        for scale in (self.key_scale, self.value_scale):
-            assert scale.shape == key.shape[:3], (scale.shape, key.shape)
-            assert scale.dtype == torch.float32, scale.dtype
-            assert scale.is_contiguous()
+            if self.key_scale is not self.value_scale:
+                name = "key_scale" if self.key_scale is None else "value_scale"
+                raise ValueError(f"cache.{name} is None; allowed: scales of both keys and values, or none")
+            check_array("cache.key", key, dtype, key.shape, device)
+        else:
+            if key.dtype not in LARGEST_CODE:
+                expected = " or ".join(map(str, LARGEST_CODE))
+                raise ValueError(f"cache.key's dtype is {key.dtype}; allowed beside scales: {expected}")
+            check_array("cache.key", key, key.dtype, key.shape, device)
+            check_array("cache.key_scale", self.key_scale, torch.float32, key.shape[:3], device)
+            check_array("cache.value_scale", self.value_scale, torch.float32, key.shape[:3], device)
+        check_array("cache.value", self.value, key.dtype, key.shape, device)
 
 
 @dataclass(frozen=True, slots=True)

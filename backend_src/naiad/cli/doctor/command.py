@@ -50,30 +50,25 @@ def find() -> tuple[dict[str, Finding], list[str]]:
     except ImportError as error:
         raise StartupError(f"torch can not be loaded: {error}") from error
 
+    from naiad.cli.doctor.kernels import find_kernels
     from naiad.cli.doctor.processor import INSTRUCTION_SETS, read_bandwidth
     from naiad.model_runner.device import resolve_dtype
     from naiad_kernels.native.build import BuildError, compiler
     from naiad_kernels.native.cache import LibraryCache
-    from naiad_kernels.native.variants import best_variant, cpu_flags, grants_amx
+    from naiad_kernels.native.variants import cpu_flags, grants_amx
 
-    advice = []
+    kernels, advice = find_kernels()
     sets = [name for name in INSTRUCTION_SETS if name in cpu_flags()]
     try:
         command = " ".join(compiler())
-    except BuildError as error:
+    except BuildError:
         command = ""
-        advice.append(f"{error}: install g++ or clang++, so that native kernels compute instead of torch")
-    variant = best_variant()
-    if variant is None:
-        advice.append("this CPU has no AVX2: torch computes the steps")
     has_amx = "amx_tile" in sets and grants_amx()
     if "amx_tile" in sets and not has_amx:
         advice.append(
             "the kernel does not grant AMX tiles: allow arch_prctl in the container's seccomp profile"
         )
     cache = LibraryCache.of_user()
-    if cache is None or not cache.is_writable:
-        advice.append("no private cache directory: kernels are compiled at every start; set XDG_CACHE_HOME")
     num_threads = num_compute_threads()
     dtype = resolve_dtype(EngineConfig(model_dir="."), torch.device("cpu"))
     found: dict[str, Finding] = {
@@ -84,7 +79,7 @@ def find() -> tuple[dict[str, Finding], list[str]]:
         "read_gb_per_s": float(f"{read_bandwidth(num_threads) / 1e9:.3g}"),
         "compiler": command,
         "kernel_cache": str(cache.folder) if cache else "",
-        "kernels": f"native {variant.name}" if variant and command else "torch",
+        **kernels,
         "dtype": str(dtype).removeprefix("torch."),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "",
     }
