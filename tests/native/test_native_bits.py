@@ -1,8 +1,9 @@
-"""A row's bits depend on its own sequence alone, and float32's not even on the instruction set."""
+"""A row's bits depend on its own sequence alone, and without tiles float32's not even on the instruction set."""
 
 from __future__ import annotations
 
 import random
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -28,7 +29,12 @@ from naiad_kernels.silu_and_mul import silu_and_mul
 from naiad_kernels.store_kv import LayerCache
 
 BLOCK = 16
-LAY_OUT = {"int8": NativeWeight.quantised, "int4": four_bits, "int4_and_minimum": four_bits_and_minimums}
+LAY_OUT = {
+    "narrowed": partial(NativeWeight.of, dtype=torch.float32),
+    "int8": NativeWeight.quantised,
+    "int4": four_bits,
+    "int4_and_minimum": four_bits_and_minimums,
+}
 
 
 def layer(team: Team, x: torch.Tensor, up: NativeWeight, down: NativeWeight) -> torch.Tensor:
@@ -39,7 +45,9 @@ def layer(team: Team, x: torch.Tensor, up: NativeWeight, down: NativeWeight) -> 
 
 
 @pytest.mark.parametrize("num_rows", [1, 9, 150, 257])
-@pytest.mark.parametrize("weights", ["float32", "float16", "bfloat16", "int8", "int4", "int4_and_minimum"])
+@pytest.mark.parametrize(
+    "weights", ["float32", "narrowed", "float16", "bfloat16", "int8", "int4", "int4_and_minimum"]
+)
 def test_every_variant_gives_the_bits_of_its_portable_twin(
     library: Library, portable: Team, weights: str, num_rows: int
 ) -> None:
@@ -47,7 +55,7 @@ def test_every_variant_gives_the_bits_of_its_portable_twin(
     generator = torch.Generator().manual_seed(0)
     lay_out = LAY_OUT.get(weights, NativeWeight.of)
     matrices = [torch.randn(shape, generator=generator).mul_(0.1) for shape in ((416, 100), (100, 208))]
-    if weights == "bfloat16":
+    if weights in ("bfloat16", "narrowed"):
         matrices = [each.bfloat16() for each in matrices]
     elif weights == "float16":
         # Kept in 16 bits, and multiplied by floats.

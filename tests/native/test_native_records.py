@@ -73,6 +73,27 @@ def test_every_float16_is_widened_exactly(team: Team) -> None:
     assert torch.equal(rows.nan_to_num(7), table.float().nan_to_num(7))
 
 
+@pytest.mark.parametrize("num_tokens", [1, 5, 40])
+def test_inputs_keep_all_their_bits(team: Team, num_tokens: int) -> None:
+    """Weights in bfloat16 do not round the floats that they are multiplied by, however large or small."""
+    weight = NativeWeight.of(torch.eye(70), None)
+    assert weight.product == Product.FLOAT_BY_BF16
+    x = torch.randn(num_tokens, 70) * 2.0 ** torch.randint(-95, 120, (num_tokens, 70))
+    assert torch.equal(run_records(team, lambda _, x: linear(x, weight), x), x)
+
+
+def test_rows_that_are_not_finite_show(team: Team) -> None:
+    weight = NativeWeight.of(torch.eye(70), None)
+    x = torch.randn(20, 70)
+    for row, value in ((3, torch.inf), (11, -torch.inf), (19, torch.nan)):
+        x[row, row] = value
+    product = run_records(team, lambda _, x: linear(x, weight), x)
+    is_finite = torch.ones(20, dtype=torch.bool)
+    is_finite[[3, 11, 19]] = False
+    assert torch.equal(product.isfinite().all(1), is_finite)
+    assert torch.equal(product[is_finite], x[is_finite])
+
+
 def test_weights_are_kept_in_the_16_bits_that_hold_them() -> None:
     both = torch.tensor([[1.0, -0.5]])
     for values, product in (

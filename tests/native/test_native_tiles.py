@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -30,6 +31,7 @@ from naiad_kernels.store_kv import LayerCache
 AMX = VARIANTS[0]
 LAY_OUT: dict[str, Callable[[torch.Tensor], NativeWeight]] = {
     "bfloat16": lambda matrix: NativeWeight.of(matrix.bfloat16(), None),
+    "narrowed": lambda matrix: NativeWeight.of(matrix.bfloat16(), None, torch.float32),
     "int8": lambda matrix: NativeWeight.quantised(matrix, None),
     "int4": lambda matrix: four_bits(matrix, None),
     "int4_and_minimum": lambda matrix: four_bits_and_minimums(matrix, None),
@@ -55,15 +57,15 @@ def in_float32(exact: Fraction) -> Fraction:
     return rounded if abs(rounded) >= _SMALLEST else Fraction(0)
 
 
-def documented_sum(x: list[Fraction], w: list[Fraction]) -> float:
-    """An output as Intel documents TDPBF16PS, one number after the other."""
-    x, w = ([each if abs(each) >= _SMALLEST else Fraction(0) for each in row] for row in (x, w))
+def documented_sum(w: list[Fraction], *planes: list[Fraction]) -> float:
+    """An output as Intel documents TDPBF16PS, one number after the other, of inputs in one part or several."""
+    w, *planes = ([each if abs(each) >= _SMALLEST else Fraction(0) for each in row] for row in (w, *planes))
     total = Fraction(0)
-    for first in range(0, len(x), 32):
+    for first, x in itertools.product(range(0, len(w), 32), planes):
         parts = []
         for parity in (0, 1):
             part = Fraction(0)
-            for i in range(first + parity, min(first + 32, len(x)), 2):
+            for i in range(first + parity, min(first + 32, len(w)), 2):
                 part = in_float32(x[i] * w[i] + part)
             parts.append(part)
         total = in_float32(total + in_float32(parts[0] + parts[1]))
@@ -82,10 +84,26 @@ def test_sums_have_the_documented_order(twin: Library, exponent: int) -> None:
     weight = torch.randn(21, 101, generator=generator) * (2.0**exponent if exponent > -100 else 1)
     x, weight = x.bfloat16(), weight.bfloat16()
     rows, columns = as_fractions(x), as_fractions(weight)
-    expected = torch.tensor([[documented_sum(row, column) for column in columns] for row in rows])
+    expected = torch.tensor([[documented_sum(column, row) for column in columns] for row in rows])
     made = run_records(twin.new_team(1), lambda _, x: linear(x, NativeWeight.of(weight, None)), x.float())
     assert torch.equal(made, expected)
     assert expected.count_nonzero() > 20
+
+
+def test_float32_is_multiplied_in_three_parts(twin: Library) -> None:
+    """Each step of 32 inputs by the largest parts first."""
+    generator = torch.Generator().manual_seed(0)
+    x, weight = torch.randn(3, 101, generator=generator), torch.randn(21, 101, generator=generator).bfloat16()
+    parts, rest = [], x
+    for _ in range(3):
+        parts.append(rest.bfloat16())
+        rest = rest - parts[-1].float()
+    assert not rest.any()
+    columns, planes = as_fractions(weight), [as_fractions(part) for part in parts]
+    expected = [[documented_sum(column, *row) for column in columns] for row in zip(*planes, strict=True)]
+    narrowed = NativeWeight.of(weight, None, torch.float32)
+    made = run_records(twin.new_team(1), lambda _, x: linear(x, narrowed), x)
+    assert torch.equal(made, torch.tensor(expected))
 
 
 def test_the_order_is_not_that_of_vectors(twin: Library) -> None:
@@ -124,7 +142,7 @@ def test_weighted_values_have_the_documented_order(twin: Library, num_keys: int)
     made = attended(twin, torch.zeros(2, 48), torch.randn(values.shape).bfloat16(), values)
     ones = [Fraction(1)] * num_keys
     columns = as_fractions(values.flatten(1).T)
-    sums = torch.tensor([documented_sum(ones, column) for column in columns])
+    sums = torch.tensor([documented_sum(column, ones) for column in columns])
     assert torch.equal(made.flatten(), sums * (1 / torch.tensor(float(num_keys))))
 
 

@@ -82,6 +82,7 @@ def main() -> None:
     torch.manual_seed(0)
     for scale in (1.0, 2.0**-63):
         compare(lambda matrix: NativeWeight.of(matrix.bfloat16(), None), scale)
+        compare(lambda matrix: NativeWeight.of(matrix.bfloat16(), None, torch.float32), scale)
         compare(lambda matrix: NativeWeight.quantised(matrix, None), scale)
     for in_four_bits in (four_bits, four_bits_and_minimums):
         num_before = traps.amx_traps_products()
