@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import errno
 import logging
+import platform
 import re
 import threading
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ import torch
 from helpers.tiny_models import make_tiny_model
 from naiad.config import EngineConfig, ModelConfig
 from naiad.model_runner import ModelRunner, model_runner
-from naiad.models import large_pages, load_model
+from naiad.models import large_pages, load_model, memory_nodes
 from naiad.models.array_file import ArrayFile, ArrayWriter
 from naiad.models.checkpoint_cache import CheckpointCache
 from naiad.models.large_pages import LargePages, has_large_pages, own_memory
@@ -253,6 +254,22 @@ def test_less_than_a_large_page_is_left_alone(mapped: torch.Tensor) -> None:
     pages.wait()
     assert mapped_from(part) != ""
     assert pages.num_reserved_bytes == 0
+
+
+@pytest.mark.skipif(
+    not Path("/proc/self/numa_maps").exists() or platform.machine() != "x86_64",
+    reason="the system does not tell of memory nodes",
+)
+def test_on_several_nodes_the_moved_memory_is_spread(
+    mapped: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system leaves out nodes that the machine does not have."""
+    monkeypatch.setattr(memory_nodes, "nodes_of", lambda cpus: [0, 1])
+    moved(mapped, LargePages(lambda: 64 * GIB))
+    first = mapped.data_ptr() + -mapped.data_ptr() % LARGE
+    lines = Path("/proc/self/numa_maps").read_text().splitlines()
+    policies = [policy for begin, policy, *_ in map(str.split, lines) if int(begin, 16) == first]
+    assert [policy.partition(":")[0] for policy in policies] == ["interleave"]
 
 
 def test_the_moved_memory_cannot_be_written(mapped: torch.Tensor) -> None:

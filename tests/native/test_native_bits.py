@@ -1,4 +1,4 @@
-"""A row's bits depend on its own sequence alone, and without tiles float32's not even on the instruction set."""
+"""A row's bits depend on its own sequence alone; vectors give float32 the same ones everywhere."""
 
 from __future__ import annotations
 

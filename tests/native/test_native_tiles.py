@@ -58,7 +58,7 @@ def in_float32(exact: Fraction) -> Fraction:
 
 
 def documented_sum(w: list[Fraction], *planes: list[Fraction]) -> float:
-    """An output as Intel documents TDPBF16PS, one number after the other, of inputs in one part or several."""
+    """An output as Intel documents TDPBF16PS, number after number, of inputs in one part or several."""
     w, *planes = ([each if abs(each) >= _SMALLEST else Fraction(0) for each in row] for row in (w, *planes))
     total = Fraction(0)
     for first, x in itertools.product(range(0, len(w), 32), planes):

@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 
 from naiad.config.memory import available_memory_bytes
+from naiad.models.memory_nodes import spread
 
 _LOG = logging.getLogger(__name__)
 _SETTING = Path("/sys/kernel/mm/transparent_hugepage/enabled")
@@ -175,6 +176,7 @@ def _move_piece(address: int, num_bytes: int) -> None:
     _unmap(libc, found, copy - found)
     _unmap(libc, copy + num_bytes, found + _LARGE_PAGE_BYTES - copy)
     libc.madvise(_Address(copy), _Size(num_bytes), mmap.MADV_HUGEPAGE)
+    spread(copy, num_bytes)
     ctypes.memmove(copy, address, num_bytes)
     libc.mprotect(_Address(copy), _Size(num_bytes), mmap.PROT_READ)
     # If the system lacks memory for its own tables, the old pages may be gone: then only the copy helps.
