@@ -6,10 +6,12 @@ import errno
 import os
 import re
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from helpers.blank_checkpoint import write_checkpoint
@@ -22,6 +24,7 @@ from naiad.cli.repository.model_entries import (
     with_parameters,
 )
 from naiad.cli.repository.served_models import served_models, steps
+from naiad.config.control_groups import ControlGroups
 from naiad.errors import ConfigError
 
 MODELS = ["detokenizer", "ensemble", "llm", "text", "tokenizer"]
@@ -191,29 +194,85 @@ def test_check_lists_models_and_adds_up_their_memory(
     assert "2.00 GiB in all" in said
 
 
-def test_engines_that_share_too_few_cores_are_warned_of(
-    repository: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+CoreWarnings = Callable[..., list[str]]
+
+
+@pytest.fixture
+def warnings(repository: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> CoreWarnings:
+    """What is said of engines with these parameters, on a machine with four cores of one thread each."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3})
+    monkeypatch.setattr(psutil, "cpu_count", lambda logical: 4)
+    monkeypatch.setattr(ControlGroups, "num_cores", lambda _, available: available)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    models = served_models(list(entries(repository).values()))
 
     def warnings(*parameters: dict[str, str]) -> list[str]:
-        models = served_models(list(entries(repository).values()))
-        assert len(models) == len(parameters)
         directory = {"model_dir": str(checkpoint)}
         return core_warnings(
             [
                 replace(model, engine=with_parameters(model.engine, {**directory, **each}))
-                for model, each in zip(models, parameters, strict=True)
+                for model, each in zip(models, parameters, strict=False)
             ]
         )
 
+    assert len(models) == 2
+    return warnings
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "num_threads"),
+    [
+        ({"cpu_threads": "3"}, {"cpu_threads": "2"}, 5),
+        ({"cpu_affinity": "0-2"}, {"cpu_threads": "2"}, 5),
+        ({}, {}, 8),
+        ({"cpu_threads": "1"}, {}, 5),
+        ({}, {"cpu_affinity": "3"}, 5),
+    ],
+)
+def test_engines_with_more_threads_than_cores_are_warned_of(
+    warnings: CoreWarnings, first: dict[str, str], second: dict[str, str], num_threads: int
+) -> None:
+    """An engine without settings has a thread for each core."""
+    (warning,) = warnings(first, second)
+    assert f"2 engines compute with {num_threads} threads, and this process may use 4 physical" in warning
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ({"cpu_threads": "3"}, {"cpu_threads": "1"}),
+        ({"cpu_affinity": "0-1"}, {"cpu_affinity": "2-3"}),
+        ({"cpu_threads": "1", "cpu_affinity": "0-1"}, {"cpu_affinity": "2-3"}),
+        ({}, {"device": "cuda"}),
+    ],
+)
+def test_engines_with_a_core_for_each_thread_are_not_warned_of(
+    warnings: CoreWarnings, first: dict[str, str], second: dict[str, str]
+) -> None:
+    assert warnings(first, second) == []
+
+
+def test_an_engine_that_is_alone_is_not_warned_of(warnings: CoreWarnings) -> None:
+    assert warnings({}) == []
+    assert warnings({"cpu_threads": "4"}) == []
+
+
+def test_threads_count_by_physical_cores_and_what_the_environment_leaves(
+    warnings: CoreWarnings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
     assert warnings({}, {}) == []
-    assert warnings({"cpu_threads": "4"}, {}) == []
-    assert warnings({"cpu_affinity": "0-1"}, {"cpu_affinity": "2-3"}) == []
-    (warning,) = warnings({"cpu_threads": "3"}, {"cpu_threads": "2"})
-    assert "cpu_threads add up to 5, and this process may use 4 cores" in warning
-    (warning,) = warnings({"cpu_affinity": "0-2"}, {"cpu_affinity": "3,2"})
+    monkeypatch.setattr(psutil, "cpu_count", lambda logical: 2)
+    (warning,) = warnings({}, {})
+    assert "compute with 4 threads, and this process may use 2 physical cores" in warning
+
+
+def test_engines_that_name_a_core_twice_are_warned_of(warnings: CoreWarnings) -> None:
+    *_, warning = warnings({"cpu_affinity": "0-2"}, {"cpu_affinity": "3,2"})
     assert warning.endswith("names these cores: 2")
+
+
+def test_an_engine_that_asks_for_more_cores_than_there_are_is_refused(warnings: CoreWarnings) -> None:
     with pytest.raises(ConfigError, match="cpu_threads = 5"):
         warnings({}, {"cpu_threads": "5"})
 

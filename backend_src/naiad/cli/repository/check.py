@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,7 @@ from naiad.cli.repository.model_entries import ModelEntry, with_parameters
 from naiad.cli.repository.served_models import ServedModel, served_models
 from naiad.cli.system_checks import check_memory
 from naiad.config import EngineConfig, ModelConfig
-from naiad.config.cores import core_ids, num_compute_threads
+from naiad.config.cores import core_ids, num_compute_threads, usable_cores
 from naiad.config.model_location import path_of_text, text_of_path
 from naiad.errors import ConfigError
 from naiad.frontend.parameter_keys import parameter_keys, refuse_unknown_keys
@@ -111,23 +110,23 @@ def _template_warning(model: ServedModel) -> str | None:
 
 
 def core_warnings(models: Sequence[ServedModel]) -> list[str]:
-    """Say where engines that compute on CPUs are given more threads than there are cores, or the same cores.
+    """Say where engines that compute on CPUs have more threads than there are cores, or the same cores.
+
+    Without `cpu_threads` and `cpu_affinity` an engine has a thread for each physical core.
 
     Raises:
         ConfigError: an engine by itself asks for more cores than this process may use, or for others.
     """
     configs = [model.engine_config() for model in models]
     configs = [config for config in configs if config.device == "cpu"]
-    for config in configs:
-        num_compute_threads(config.cpu_threads, config.cpu_affinity)
+    num_threads = sum(num_compute_threads(config.cpu_threads, config.cpu_affinity) for config in configs)
     if len(configs) < 2:
         return []
     warnings = []
-    num_threads, num_cores = sum(config.cpu_threads for config in configs), len(os.sched_getaffinity(0))
-    if num_threads > num_cores:
+    if num_threads > (num_cores := usable_cores()):
         warnings.append(
-            f"the engines' cpu_threads add up to {num_threads}, and this process may use "
-            f"{num_cores} cores: the engines will slow each other down"
+            f"the {len(configs)} engines compute with {num_threads} threads, and this process may use "
+            f"{num_cores} physical cores: they slow each other down unless cpu_threads gives each its share"
         )
     ids = [each for config in configs for each in core_ids(config.cpu_affinity)]
     shared = sorted({each for each in ids if ids.count(each) > 1})
