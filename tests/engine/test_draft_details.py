@@ -16,7 +16,7 @@ from naiad.sequence import EngineRequest, SamplingParams
 
 NUM_TOKENS = 30
 PROMPT = [5, 6, 7, 8, 9, 5, 6, 7, 8]
-# Of torch's ops in float32, summed in another order where a window has several rows. Native kernels have one order.
+# Of torch's ops in float32, summed in another order where a window has several rows; native kernels keep one.
 TOLERANCE = 2e-4
 SETTINGS: list[dict[str, Any]] = [
     {"num_log_probs": 3},

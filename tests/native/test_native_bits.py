@@ -22,7 +22,7 @@ from naiad_kernels.linear import linear
 from naiad_kernels.native.library import Library, Team
 from naiad_kernels.native.panels import NativeWeight
 from naiad_kernels.native.recorder import TracedGroup
-from naiad_kernels.native.variants import PORTABLE_AMX
+from naiad_kernels.native.variants import PORTABLE, PORTABLE_AMX, Variant
 from naiad_kernels.paged_attention import paged_attention
 from naiad_kernels.rms_norm import rms_norm
 from naiad_kernels.silu_and_mul import silu_and_mul
@@ -258,3 +258,36 @@ def test_logits_of_tiles_are_bitwise_the_same_alone_and_in_any_batch_and_chunks(
 ) -> None:
     monkeypatch.setattr(native_kernels, "usable_variants", lambda: iter([PORTABLE_AMX]))
     check_rows_alone_and_together(tmp_path, "LlamaForCausalLM", "bfloat16", quantization, [1, 17, 40])
+
+
+def log_probs_of(
+    directory: Path, dtype: str, variant: Variant, monkeypatch: pytest.MonkeyPatch
+) -> torch.Tensor:
+    """A tiny model's `[tokens, vocabulary]` in a text, computed by that variant."""
+    monkeypatch.setattr(native_kernels, "usable_variants", lambda: iter([variant]))
+    config = EngineConfig(model_dir=str(directory), dtype=dtype, block_size=BLOCK, kv_cache_bytes=1 << 24)
+    text = [random.Random(3).randrange(96) for _ in range(100)]
+    logits = logits_of(ModelRunner(config), [text], [1000], random.Random(0))[0]
+    values = torch.frombuffer(bytearray(logits), dtype=torch.float32)
+    return values.view(len(text), -1).double().log_softmax(1)
+
+
+@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Gemma3ForCausalLM"])
+def test_tiles_differ_from_vectors_by_less_than_rounding_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, architecture: str
+) -> None:
+    """In float32 by far less. Weights are those of a checkpoint in bfloat16."""
+    make_tiny_model(tmp_path, architecture).bfloat16().save_pretrained(tmp_path)
+    found = {
+        (dtype, variant.name): log_probs_of(tmp_path, dtype, variant, monkeypatch)
+        for dtype in ("float32", "bfloat16")
+        for variant in (PORTABLE, PORTABLE_AMX)
+    }
+
+    def distance(left: tuple[str, str], right: tuple[str, str]) -> float:
+        return float((found[left] - found[right]).square().mean().sqrt())
+
+    exact, rounded = ("float32", "portable"), ("bfloat16", "portable")
+    rounding = distance(exact, rounded)
+    assert 0 < distance(rounded, ("bfloat16", "portable_amx")) < rounding
+    assert 0 < distance(exact, ("float32", "portable_amx")) < rounding / 1000
