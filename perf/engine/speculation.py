@@ -3,9 +3,10 @@
     python -m perf.engine.speculation [--drafters draft_model --draft-model DIR]
 
 Kinds of prompts: answers that copy from the prompt (corrections, quotes, JSON); free chat, also in a full
-batch; and free chat after a long text, where attention makes drafts more expensive. Engines take turns on
-each prompt, A B A B; in float32, and in any dtype with native kernels, the greedy tokens must be the same, or
-no figure is shown. Besides the measurements the plot shows the speed that the formula of Leviathan et al.
+batch; free chat after a long text, where attention makes drafts more expensive; and all of them with the
+arrivals and a quarter of the lengths of a real trace, where the time counts in which an engine has work.
+Engines take turns on each prompt, A B A B; in float32, and in any dtype with native kernels, the greedy
+tokens must be the same, or no figure is shown. Besides the measurements the plot shows the speed that the formula of Leviathan et al.
 (arXiv 2211.17192) predicts from the acceptance of first draft tokens and the cost of a step.
 """
 
@@ -22,6 +23,7 @@ from typing import Any
 import numpy as np
 import transformers
 from perf.common.report import plot_path, write_report
+from perf.engine.traced_texts import TracedRequest, compute, traced_requests
 
 from naiad.cli.argument_types import at_least
 from naiad.cli.checkpoints.fetch import resolve_model
@@ -92,6 +94,10 @@ def main() -> int:
     model_dir = str(resolve_model(args.model))
     tokenizer = transformers.AutoTokenizer.from_pretrained(model_dir)
     prompts = {kind: [encode(tokenizer, text) for text in texts] for kind, texts in PROMPTS.items()}
+    texts = [text for texts in PROMPTS.values() for text in texts]
+    requests = traced_requests(
+        texts, lambda text: encode(tokenizer, text), args.trace_requests, args.trace_rate
+    )
     plain = _engine(model_dir, args)
     step_cost = ModelRunner(_config(model_dir, args)).measure_step_costs().step_cost
     rows = []
@@ -101,7 +107,10 @@ def main() -> int:
             if args.all_drafts and drafting._scheduler.speculator is not None:
                 drafting._scheduler.speculator._policy = SpeculationPolicy(StepCost(_FLAT))
             for kind, batch in _measurements(num_tokens, args):
-                row = _compare(plain, drafting, prompts[kind], batch, args)
+                if kind == "trace":
+                    row = _compare_trace(plain, drafting, requests, args)
+                else:
+                    row = _compare(plain, drafting, prompts[kind], batch, args)
                 if row is None:
                     print("the tokens differ with drafts: no figure is shown", file=sys.stderr)
                     return 1
@@ -145,15 +154,20 @@ def _parse() -> argparse.Namespace:
         help="with torch's ops near-ties may resolve differently in 16 bits: their number is printed",
     )
     parser.add_argument("--full-batch", type=int, default=32, metavar="N")
+    parser.add_argument("--trace-requests", type=at_least(2), default=32, metavar="N")
+    parser.add_argument("--trace-rate", type=float, default=2.0, metavar="PER_S", help="requests a second")
     parser.add_argument("--repeats", type=at_least(1), default=5, metavar="N")
     return parser.parse_args()
 
 
 def _measurements(num_speculative_tokens: int, args: argparse.Namespace) -> list[tuple[str, int]]:
-    """Kinds of prompts and batch sizes; all of them only for the number of tokens that can lose the most."""
+    """Kinds of prompts and batch sizes, 0 = as requests come.
+
+    All of them only for the number of tokens that can lose the most.
+    """
     measurements = [("copying", 1)]
     if num_speculative_tokens == max(args.num_speculative_tokens):
-        measurements += [("free chat", 1), ("long chat", 1), ("free chat", args.full_batch)]
+        measurements += [("free chat", 1), ("long chat", 1), ("free chat", args.full_batch), ("trace", 0)]
     return measurements
 
 
@@ -219,6 +233,33 @@ def _compare(
         "least_median_ratio": round(float(np.median(ratios, axis=0).min()), 3),
         "least_ratio": round(float(ratios.min()), 3),
         **_drafts_fate(before, drafting.stats(), num_later_tokens),
+    }
+
+
+def _compare_trace(
+    plain: Engine, drafting: Engine, requests: list[TracedRequest], args: argparse.Namespace
+) -> dict[str, Any] | None:
+    """The same of requests that come as in a trace; the speed is that of the time in which there is work."""
+    before = drafting.stats()
+    ratios, num_same, num_drafting = [], 0, 0
+    busy_s = {"plain": 0.0, "drafting": 0.0}
+    for _ in range(args.repeats):
+        made, plain_s = compute(plain, requests)
+        drafted, drafting_s = compute(drafting, requests)
+        ratios.append(plain_s / drafting_s)
+        busy_s["plain"] += plain_s
+        busy_s["drafting"] += drafting_s
+        num_same += sum(a == b for a, b in zip(made, drafted, strict=True))
+        num_drafting += sum(map(len, drafted))
+    if num_same < args.repeats * len(requests) and (args.dtype == "float32" or _is_native(plain)):
+        return None
+    return {
+        "same_texts": f"{num_same} of {args.repeats * len(requests)}",
+        **{f"{name}_tokens_per_s": round(num_drafting / each, 1) for name, each in busy_s.items()},
+        "ratio": round(busy_s["plain"] / busy_s["drafting"], 3),
+        "least_median_ratio": round(float(np.median(ratios)), 3),
+        "least_ratio": round(min(ratios), 3),
+        **_drafts_fate(before, drafting.stats(), num_drafting - args.repeats * len(requests)),
     }
 
 

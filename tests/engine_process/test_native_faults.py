@@ -109,7 +109,7 @@ def test_a_process_that_is_stopped_for_a_moment_goes_on(make_native: MakeNative)
 
 
 def test_starved_cores_change_no_token_and_are_not_taken_for_a_hang(make_native: MakeNative) -> None:
-    """Steps of milliseconds take a hundred times as long at most: still far less than this watchdog allows."""
+    """Steps of milliseconds take a hundred times as long at most: far less than this watchdog allows."""
     client, recorder = make_native(10.0)
     expected = tokens_of(client, recorder, 1)
     spin = "import time; end = time.monotonic() + 60\nwhile time.monotonic() < end: pass"
