@@ -6,8 +6,9 @@ Kinds of prompts: answers that copy from the prompt (corrections, quotes, JSON);
 batch; free chat after a long text, where attention makes drafts more expensive; and all of them with the
 arrivals and a quarter of the lengths of a real trace, where the time counts in which an engine has work.
 Engines take turns on each prompt, A B A B; in float32, and in any dtype with native kernels, the greedy
-tokens must be the same, or no figure is shown. Besides the measurements the plot shows the speed that the formula of Leviathan et al.
-(arXiv 2211.17192) predicts from the acceptance of first draft tokens and the cost of a step.
+tokens must be the same, or no figure is shown. Besides the measurements the plot shows the speed that the
+formula of Leviathan et al. (arXiv 2211.17192) predicts from the acceptance of first
+draft tokens and the cost of a step.
 """
 
 from __future__ import annotations
