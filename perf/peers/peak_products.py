@@ -46,7 +46,11 @@ _FLOAT32 = (
 )
 # Bits of a number that is multiplied → the fastest instruction first.
 PRODUCTS = {
-    32: _FLOAT32,
+    # Numbers of 32 bits by weights that 16 bits hold exactly, as three tiles.
+    32: (
+        Product("tiles_bf16", 2 * 16 * 16 * 32 * 2, frozenset({"amx_tile", "amx_bf16"})),
+        *_FLOAT32,
+    ),
     16: (
         Product("tiles_bf16", 6 * 16 * 16 * 32 * 2, frozenset({"amx_tile", "amx_bf16"})),
         Product("bf16_512", 28 * 32 * 2, frozenset({"avx512f", "avx512_bf16"})),

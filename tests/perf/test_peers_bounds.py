@@ -30,7 +30,7 @@ V4 = ["avx2", "fma", "avx512f", "avx512bw"]
         (
             [*V4, "avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16", "amx_int8"],
             True,
-            {32: "fma_512", 16: "tiles_bf16", 8: "tiles_int8"},
+            {32: "tiles_bf16", 16: "tiles_bf16", 8: "tiles_int8"},
         ),
         (
             [*V4, "avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16", "amx_int8"],
