@@ -24,7 +24,9 @@ from typing import Any
 import numpy as np
 import transformers
 from perf.common.report import plot_path, write_report
-from perf.engine.traced_texts import TracedRequest, compute, traced_requests
+from perf.engine.traced_texts import compute, with_texts
+from perf.peers.trace import read_part
+from perf.server.open_loop import Arrival
 
 from naiad.cli.argument_types import at_least
 from naiad.cli.checkpoints.fetch import resolve_model
@@ -96,10 +98,9 @@ def main() -> int:
     tokenizer = transformers.AutoTokenizer.from_pretrained(model_dir)
     prompts = {kind: [encode(tokenizer, text) for text in texts] for kind, texts in PROMPTS.items()}
     texts = [text for texts in PROMPTS.values() for text in texts]
-    requests = traced_requests(
-        texts, lambda text: encode(tokenizer, text), args.trace_requests, args.trace_rate
-    )
     plain = _engine(model_dir, args)
+    part = read_part(args.trace_requests, len(tokenizer), plain.max_model_len)
+    arrivals = with_texts(part, texts, lambda text: encode(tokenizer, text), args.trace_rate)
     step_cost = ModelRunner(_config(model_dir, args)).measure_step_costs().step_cost
     rows = []
     for drafter in args.drafters:
@@ -109,7 +110,7 @@ def main() -> int:
                 drafting._scheduler.speculator._policy = SpeculationPolicy(StepCost(_FLAT))
             for kind, batch in _measurements(num_tokens, args):
                 if kind == "trace":
-                    row = _compare_trace(plain, drafting, requests, args)
+                    row = _compare_trace(plain, drafting, arrivals, args)
                 else:
                     row = _compare(plain, drafting, prompts[kind], batch, args)
                 if row is None:
@@ -238,29 +239,29 @@ def _compare(
 
 
 def _compare_trace(
-    plain: Engine, drafting: Engine, requests: list[TracedRequest], args: argparse.Namespace
+    plain: Engine, drafting: Engine, arrivals: list[Arrival], args: argparse.Namespace
 ) -> dict[str, Any] | None:
     """The same of requests that come as in a trace; the speed is that of the time in which there is work."""
     before = drafting.stats()
     ratios, num_same, num_drafting = [], 0, 0
     busy_s = {"plain": 0.0, "drafting": 0.0}
     for _ in range(args.repeats):
-        made, plain_s = compute(plain, requests)
-        drafted, drafting_s = compute(drafting, requests)
+        made, plain_s = compute(plain, arrivals)
+        drafted, drafting_s = compute(drafting, arrivals)
         ratios.append(plain_s / drafting_s)
         busy_s["plain"] += plain_s
         busy_s["drafting"] += drafting_s
         num_same += sum(a == b for a, b in zip(made, drafted, strict=True))
         num_drafting += sum(map(len, drafted))
-    if num_same < args.repeats * len(requests) and (args.dtype == "float32" or _is_native(plain)):
+    if num_same < args.repeats * len(arrivals) and (args.dtype == "float32" or _is_native(plain)):
         return None
     return {
-        "same_texts": f"{num_same} of {args.repeats * len(requests)}",
+        "same_texts": f"{num_same} of {args.repeats * len(arrivals)}",
         **{f"{name}_tokens_per_s": round(num_drafting / each, 1) for name, each in busy_s.items()},
         "ratio": round(busy_s["plain"] / busy_s["drafting"], 3),
         "least_median_ratio": round(float(np.median(ratios)), 3),
         "least_ratio": round(min(ratios), 3),
-        **_drafts_fate(before, drafting.stats(), num_drafting - args.repeats * len(requests)),
+        **_drafts_fate(before, drafting.stats(), num_drafting - args.repeats * len(arrivals)),
     }
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import errno
 import logging
-import platform
 import re
 import threading
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+from helpers.numa_maps import REASON, policy_at, tells_of_nodes
 from helpers.tiny_models import make_tiny_model
 from naiad.config import EngineConfig, ModelConfig
 from naiad.model_runner import ModelRunner, model_runner
@@ -182,7 +182,7 @@ def test_a_closed_runner_moves_no_more(model_dir: Path, monkeypatch: pytest.Monk
 def test_what_the_system_refuses_stays_mapped(
     mapped: torch.Tensor, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def refuse(address: int, num_bytes: int) -> None:
+    def refuse(*arguments: object) -> None:
         raise OSError(errno.ENOMEM, "memory cannot be moved")
 
     monkeypatch.setattr(large_pages, "_move_piece", refuse)
@@ -256,20 +256,14 @@ def test_less_than_a_large_page_is_left_alone(mapped: torch.Tensor) -> None:
     assert pages.num_reserved_bytes == 0
 
 
-@pytest.mark.skipif(
-    not Path("/proc/self/numa_maps").exists() or platform.machine() != "x86_64",
-    reason="the system does not tell of memory nodes",
-)
+@pytest.mark.skipif(not tells_of_nodes(), reason=REASON)
 def test_on_several_nodes_the_moved_memory_is_spread(
     mapped: torch.Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The system leaves out nodes that the machine does not have."""
     monkeypatch.setattr(memory_nodes, "nodes_of", lambda cpus: [0, 1])
     moved(mapped, LargePages(lambda: 64 * GIB))
-    first = mapped.data_ptr() + -mapped.data_ptr() % LARGE
-    lines = Path("/proc/self/numa_maps").read_text().splitlines()
-    policies = [policy for begin, policy, *_ in map(str.split, lines) if int(begin, 16) == first]
-    assert [policy.partition(":")[0] for policy in policies] == ["interleave"]
+    assert policy_at(mapped.data_ptr() + -mapped.data_ptr() % LARGE) == "interleave"
 
 
 def test_the_moved_memory_cannot_be_written(mapped: torch.Tensor) -> None:

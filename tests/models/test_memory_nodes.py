@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from helpers.numa_maps import REASON, policy_at, tells_of_nodes
 from naiad.models import memory_nodes
-from naiad.models.memory_nodes import interleave, nodes_of, spread
+from naiad.models.memory_nodes import MemoryNodes, interleave, nodes_of
 
 NODES = {"0": "0-3,8-11", "1": "4-7,12-15", "2": "", "3": "16-19"}
 
@@ -37,34 +38,26 @@ def test_a_system_without_nodes(tmp_path: Path) -> None:
     assert nodes_of({0}, tmp_path / "nothing") == []
 
 
-def policy_at(address: int) -> str:
-    """What Linux says of the memory that begins there."""
-    for line in Path("/proc/self/numa_maps").read_text().splitlines():
-        begin, policy = line.split()[:2]
-        if int(begin, 16) == address:
-            return policy
-    return ""
-
-
-@pytest.mark.skipif(
-    not Path("/proc/self/numa_maps").exists() or platform.machine() != "x86_64",
-    reason="the system does not tell of nodes",
-)
+@pytest.mark.skipif(not tells_of_nodes(), reason=REASON)
 @pytest.mark.parametrize("numbers", [[0], [0, 1]])
 def test_the_system_takes_pages_from_these_nodes(numbers: list[int]) -> None:
     """A machine may have one node: then the others are left out."""
     memory = mmap.mmap(-1, 1 << 20, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
     interleave(address, 1 << 20, numbers)
-    assert policy_at(address).startswith("interleave")
+    assert policy_at(address) == "interleave"
     assert policy_at(address + 4096) == ""
 
 
-def test_what_the_system_refuses_is_told(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="memory nodes are chosen on x86-64 only")
+def test_a_refusal_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    nodes = MemoryNodes([0, 1])
     with caplog.at_level(logging.INFO):
-        interleave(4097, 1, [0])
-    if platform.machine() == "x86_64":
-        assert "weights are not spread over the memory nodes [0]" in caplog.text
+        for _ in range(3):
+            nodes.spread(4097, 1)
+    assert [each.getMessage().partition(":")[0] for each in caplog.records] == [
+        "weights are not spread over the memory nodes [0, 1]"
+    ]
 
 
 @pytest.mark.parametrize(("found", "calls"), [([], 0), ([0], 0), ([0, 2], 1)])
@@ -74,5 +67,5 @@ def test_memory_is_spread_over_several_nodes_only(
     made: list[object] = []
     monkeypatch.setattr(memory_nodes, "nodes_of", lambda cpus: found)
     monkeypatch.setattr(memory_nodes, "interleave", lambda *arguments: made.append(arguments))
-    spread(1 << 21, 5)
+    MemoryNodes.of_process().spread(1 << 21, 5)
     assert made == [(1 << 21, 5, found)] * calls

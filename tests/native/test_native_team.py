@@ -25,11 +25,6 @@ WINDOW_NS = 100_000_000
 Rule = Callable[..., list[int]]
 
 
-def happens(find: Callable[[], int], allowed: Sequence[int]) -> bool:
-    """Whether a trial with real threads gives one of these. Programs that take a core amid one spoil it."""
-    return any(find() in allowed for _ in range(5))
-
-
 @pytest.fixture(scope="module")
 def shim(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     """The team's own code, without kernels."""
@@ -129,19 +124,19 @@ def test_each_thing_is_computed_once_and_stages_follow_each_other(shim: ctypes.C
 
 @pytest.mark.parametrize("team_size", [2, 3])
 def test_a_real_team_gets_smaller_while_it_waits(shim: ctypes.CDLL, team_size: int) -> None:
-    assert happens(lambda: shim.size_after_waiting(ctypes.c_int64(team_size)), [team_size - 1])
+    assert shim.size_after_waiting(ctypes.c_int64(team_size)) == team_size - 1
 
 
 def test_waits_before_a_team_adapts_do_not_count(shim: ctypes.CDLL) -> None:
-    assert happens(shim.size_after_earlier_waits, [2])
+    assert shim.size_after_earlier_waits() == 2
 
 
 def test_the_rest_of_a_member_that_was_left_out_is_no_wait(shim: ctypes.CDLL) -> None:
-    assert happens(shim.size_after_a_rest, [2])
+    assert shim.size_after_a_rest() == 2
 
 
 def test_members_that_are_left_help_each_other(shim: ctypes.CDLL) -> None:
-    assert happens(shim.shares_of_a_slow_member, [1, 2])
+    assert shim.shares_of_a_slow_member() in (1, 2)
 
 
 @pytest.fixture

@@ -8,7 +8,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from perf.engine.traced_texts import TracedRequest, compute, traced_requests
+from perf.engine.traced_texts import compute, with_texts
+from perf.peers.trace import read_part
+from perf.server.open_loop import Arrival
 
 from naiad.outputs import RequestOutput
 from naiad.sequence import EngineRequest
@@ -20,16 +22,17 @@ def encode(text: str) -> list[int]:
 
 
 def test_texts_get_the_recorded_lengths_and_the_rate_that_is_asked_for() -> None:
-    requests = traced_requests(["a" * 40, "b" * 4000], encode, 20, per_s=4.0)
+    part = read_part(20, vocab_size=2000, max_length=1024)
+    requests = with_texts(part, ["a" * 40, "b" * 4000], encode, per_s=4.0)
     assert len(requests) == 20
     assert (requests[0].due_s, requests[-1].due_s) == (0.0, pytest.approx(19 / 4.0))
     assert all(earlier.due_s <= later.due_s for earlier, later in itertools.pairwise(requests))
-    assert {chr(each.prompt[-1]) for each in requests[::2]} == {"a"}
-    lengths = [len(each.prompt) for each in requests]
+    assert {chr(each.prompt_token_ids[-1]) for each in requests[::2]} == {"a"}
+    lengths = [len(each.prompt_token_ids) for each in requests]
     # The short text is never stretched, and the long one is cut to lengths of its own.
     assert max(lengths[::2]) <= 45
     assert len(set(lengths[1::2])) > 3
-    assert all(each.max_tokens >= 2 for each in requests)
+    assert [each.num_tokens for each in requests] == [each.num_tokens for each in part.arrivals(4.0)]
 
 
 class SlowEngine:
@@ -60,7 +63,7 @@ class SlowEngine:
 
 def test_the_time_counts_in_which_there_is_work() -> None:
     engine: Any = SlowEngine()
-    requests = [TracedRequest(0.0, [1, 2], 3), TracedRequest(0.01, [3], 2), TracedRequest(0.5, [4], 1)]
+    requests = [Arrival(0.0, [1, 2], 3), Arrival(0.01, [3], 2), Arrival(0.5, [4], 1)]
     begun = time.perf_counter()
     made, busy_s = compute(engine, requests)
     assert made == [[3, 2, 1], [2, 1], [1]]

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from naiad.config.memory import available_memory_bytes
-from naiad.models.memory_nodes import spread
+from naiad.models.memory_nodes import MemoryNodes
 
 _LOG = logging.getLogger(__name__)
 _SETTING = Path("/sys/kernel/mm/transparent_hugepage/enabled")
@@ -130,6 +130,7 @@ class LargePages:
     def _move(self, tensor: torch.Tensor, number: int) -> None:
         begin = -(-tensor.data_ptr() // _LARGE_PAGE_BYTES) * _LARGE_PAGE_BYTES
         end = (tensor.data_ptr() + tensor.nbytes) // _LARGE_PAGE_BYTES * _LARGE_PAGE_BYTES
+        nodes = MemoryNodes.of_process()
         try:
             for address in range(begin, end, _PIECE_BYTES):
                 if self._is_stopped.is_set():
@@ -138,7 +139,7 @@ class LargePages:
                 if self._available_bytes() < num_bytes + _SPARE_BYTES:
                     _LOG.info("memory is short: weights stay in small pages, which are read more slowly")
                     return
-                _move_piece(address, num_bytes)
+                _move_piece(address, num_bytes, nodes)
                 self._num_bytes_left[number] -= num_bytes
         except OSError as error:
             _LOG.info("weights stay in small pages, which are read more slowly: %s", error)
@@ -156,8 +157,13 @@ class LargePages:
             libc.madvise(_Address(place), _Size(_LARGE_PAGE_BYTES), _COLLAPSE)
 
 
-def _move_piece(address: int, num_bytes: int) -> None:
+def _move_piece(address: int, num_bytes: int, nodes: MemoryNodes) -> None:
     """Put a copy in large pages in the place of what is mapped there; readers see either, which are equal.
+
+    Args:
+        address: of a large page.
+        num_bytes: a multiple of a large page's size.
+        nodes: the copy is spread over them.
 
     Raises:
         OSError: the system does not provide the memory.
@@ -176,7 +182,7 @@ def _move_piece(address: int, num_bytes: int) -> None:
     _unmap(libc, found, copy - found)
     _unmap(libc, copy + num_bytes, found + _LARGE_PAGE_BYTES - copy)
     libc.madvise(_Address(copy), _Size(num_bytes), mmap.MADV_HUGEPAGE)
-    spread(copy, num_bytes)
+    nodes.spread(copy, num_bytes)
     ctypes.memmove(copy, address, num_bytes)
     libc.mprotect(_Address(copy), _Size(num_bytes), mmap.PROT_READ)
     # If the system lacks memory for its own tables, the old pages may be gone: then only the copy helps.

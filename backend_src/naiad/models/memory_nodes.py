@@ -16,6 +16,41 @@ _MBIND, _MPOL_INTERLEAVE = 237, 3
 _MASK_BITS = 1024
 
 
+class MemoryNodes:
+    """Nodes that memory comes from in turns.
+
+    Any member of a team of threads may read any weight, so no node is nearer than another, and all of them
+    together are read faster than one.
+    """
+
+    def __init__(self, numbers: Sequence[int]) -> None:
+        """Choose nodes by their numbers; where there are fewer than two, nothing is ever changed."""
+        self._numbers = list(numbers)
+        self._may_spread = len(self._numbers) > 1
+
+    @classmethod
+    def of_process(cls) -> MemoryNodes:
+        """Those of the CPUs that this process may use."""
+        return cls(nodes_of(os.sched_getaffinity(0)))
+
+    def spread(self, address: int, num_bytes: int) -> None:
+        """Let the pages of memory that nobody has written come from the nodes in turns.
+
+        If the system refuses that, it is logged once and not tried again: memory comes as it does otherwise.
+
+        Args:
+            address: of a page.
+            num_bytes: the memory's size.
+        """
+        if not self._may_spread:
+            return
+        try:
+            interleave(address, num_bytes, self._numbers)
+        except OSError as error:
+            self._may_spread = False
+            _LOG.info("weights are not spread over the memory nodes %s: %s", self._numbers, error.strerror)
+
+
 def nodes_of(cpus: Collection[int], nodes: Path = _NODES) -> list[int]:
     """The nodes that have memory and one of these CPUs, ascending; empty if the system names none."""
     try:
@@ -30,23 +65,12 @@ def nodes_of(cpus: Collection[int], nodes: Path = _NODES) -> list[int]:
     return found
 
 
-def spread(address: int, num_bytes: int) -> None:
-    """Let the pages of memory that nobody has written come from all nodes of this process's CPUs in turns.
-
-    Any member of a team of threads may read any weight, so no node is nearer than another, and all of them
-    together are read faster than one. Where there is one node, nothing is changed.
-
-    Args:
-        address: of a page.
-        num_bytes: the memory's size.
-    """
-    nodes = nodes_of(os.sched_getaffinity(0))
-    if len(nodes) > 1:
-        interleave(address, num_bytes, nodes)
-
-
 def interleave(address: int, num_bytes: int, nodes: Sequence[int]) -> None:
-    """Let pages that nobody has written come from these nodes in turns, unless the system refuses."""
+    """Let pages that nobody has written come from these nodes in turns.
+
+    Raises:
+        OSError: the system refuses; the standard seccomp profile of containers does so without CAP_SYS_NICE.
+    """
     if platform.machine() != "x86_64":
         return
     mask = (ctypes.c_ulong * (_MASK_BITS // 64))()
@@ -56,8 +80,7 @@ def interleave(address: int, num_bytes: int, nodes: Sequence[int]) -> None:
     # The kernel counts one bit more than it reads.
     arguments = (_MPOL_INTERLEAVE, ctypes.byref(mask), ctypes.c_ulong(_MASK_BITS + 1), ctypes.c_uint(0))
     if libc.syscall(_MBIND, ctypes.c_void_p(address), ctypes.c_ulong(num_bytes), *arguments):
-        reason = os.strerror(ctypes.get_errno())
-        _LOG.info("weights are not spread over the memory nodes %s: %s", list(nodes), reason)
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
 def _numbers(text: str) -> set[int]:

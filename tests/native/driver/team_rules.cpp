@@ -148,16 +148,18 @@ extern "C" int64_t size_after_a_rest() {
 }
 
 // How many of its four shares the slow first member of a team computes that has lost half of its members; -1 if one of
-// those has computed any, or if the team has another size after it: the slow share ended a window.
+// those has computed any, or if the team has not become as small as that.
 extern "C" int64_t shares_of_a_slow_member() {
   naiad::Team team(8);
   team.adapt(true);
   shrink(team, 4);
+  // The slow share may end a window, and the team have another size after it.
+  if (team.size() != 4) return -1;
   Slow job(1, naiad::Cut({64}, team.size()), {50, 1, 1, 1, 1, 1, 1, 1});
   team.run(job);
   for (size_t member = 4; member < 8; member++)
     if (job.count(member) > 0) return -1;
-  return team.size() == 4 ? job.count(0) : -1;
+  return job.count(0);
 }
 
 extern "C" void sizes(int64_t most, const double* waits, int64_t count, int64_t run, int64_t* sizes) {

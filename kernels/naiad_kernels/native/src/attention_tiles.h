@@ -111,17 +111,18 @@ class TileStrips {
   void score_groups(const Strip& strip, int64_t group, const Element* queries, float* scores) const {
     const TileRows<Element> inputs[] = {
         {queries, query_stride(head_dim_) * static_cast<int64_t>(sizeof(Element)), strip.num_rows}};
-    const char* panels[GROUPS];
-    ReadGroups<GROUPS> ahead;
-    ahead.num_lines = strip.is_first ? kTileBytes / kLineBytes : 0;
+    const char *panels[GROUPS], *next[GROUPS], *values[GROUPS];
     for (int g = 0; g < GROUPS; g++) {
       panels[g] = reinterpret_cast<const char*>(keys_[group + g]);
-      ahead.keys[g] = reinterpret_cast<const char*>(keys_[std::min(group + GROUPS + g, part_->num_groups - 1)]);
-      ahead.values[g] = reinterpret_cast<const char*>(part_->group_values[group + g]);
+      next[g] = reinterpret_cast<const char*>(keys_[std::min(group + GROUPS + g, part_->num_groups - 1)]);
+      values[g] = reinterpret_cast<const char*>(part_->group_values[group + g]);
     }
     zero_sum_tiles<GROUPS>();
+    ReadNoLines nothing;
     for (int64_t step = 0; step < query_stride(head_dim_) / kFeaturesPerStep; step++) {
-      add_tile_products<Bf16Tiles>(inputs, tiles_of_step(panels, step).data, step, ahead);
+      if (strip.is_first)
+        for (int g = 0; g < GROUPS; g++) read_tile(next[g] + step * kTileBytes, values[g] + step * kTileBytes);
+      add_tile_products<Bf16Tiles>(inputs, tiles_of_step(panels, step).data, step, nothing);
     }
     for_each<GROUPS>([&](auto tile) {
       constexpr int TILE = decltype(tile)::value;
@@ -129,21 +130,13 @@ class TileStrips {
     });
   }
 
-  // The next tiles of some groups: of their keys, and of values that are read later.
-  template <int GROUPS>
-  struct ReadGroups {
-    NAIAD_METHOD void read(int g, int64_t part, int64_t num_parts) {
-      for (int64_t line = num_lines * part / num_parts; line < num_lines * (part + 1) / num_parts; line++) {
-        prefetch(keys[g] + line * kLineBytes);
-        prefetch_early(values[g] + line * kLineBytes);
-      }
-      if (part + 1 < num_parts) return;
-      keys[g] += kTileBytes;
-      values[g] += kTileBytes;
+  // Asks for keys, and for values that are read later.
+  NAIAD_METHOD static void read_tile(const char* keys, const char* values) {
+    for (int64_t at = 0; at < kTileBytes; at += kLineBytes) {
+      prefetch(keys + at);
+      prefetch_early(values + at);
     }
-    const char *keys[GROUPS], *values[GROUPS];
-    int64_t num_lines;  // of a tile
-  };
+  }
 
   void read_group(const Element* keys) const {
     if (!keys) return;
