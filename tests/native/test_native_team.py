@@ -7,7 +7,8 @@ import itertools
 import os
 import random
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -168,6 +169,30 @@ def _own_cores() -> Iterator[None]:
     cores = os.sched_getaffinity(0)
     yield
     os.sched_setaffinity(0, cores)
+
+
+def processor_ticks(tasks: Iterable[str]) -> int:
+    """Processor time that threads of this process have used, in the kernel's ticks."""
+    stats = [Path(f"/proc/self/task/{task}/stat").read_text().rpartition(")")[2].split() for task in tasks]
+    return sum(int(fields[11]) + int(fields[12]) for fields in stats)
+
+
+def test_members_sleep_while_there_is_nothing_to_do(library: Library, weight: NativeWeight) -> None:
+    """A member that spins uses a tick every 10 ms and is never found at rest."""
+    tasks = Path("/proc/self/task")
+    before = {path.name for path in tasks.iterdir()}
+    team = library.new_team(3)
+    started = {path.name for path in tasks.iterdir()} - before
+    assert len(started) == 2
+    for _ in range(3):
+        product(team, weight, torch.ones(64, 512))
+
+    def is_at_rest() -> bool:
+        used = processor_ticks(started)
+        time.sleep(0.3)
+        return processor_ticks(started) == used
+
+    assert any(is_at_rest() for _ in range(20))
 
 
 @pytest.mark.usefixtures("_own_cores")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from helpers import denied_calls_child
 from helpers.native_compiler import knows
 from helpers.native_nibbles import four_bits, four_bits_and_minimums
 from helpers.native_tapes import native_cache, run_records, tables_of
@@ -232,6 +234,23 @@ def test_an_amx_machine_uses_tiles_where_linux_grants_them(monkeypatch: pytest.M
     fallback = best_variant()
     assert fallback is not None
     assert fallback.name == "avx512_bf16"
+
+
+def test_a_process_whose_seccomp_profile_denies_tiles_uses_vectors() -> None:
+    """The profile denies a memory policy too, which is told once."""
+    run = subprocess.run(
+        [sys.executable, denied_calls_child.__file__],
+        env={**os.environ, "PYTHONPATH": str(DRIVER.parents[1])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    found = json.loads(run.stdout)
+    fastest = next(each for each in VARIANTS if each != AMX and each.runs_here)
+    assert found["variant"] == fastest.name
+    assert found["product"] == denied_calls_child.product_of(load(fastest))
+    assert found["log"] == ["weights are not spread over the memory nodes [0, 1]: Operation not permitted"]
 
 
 @pytest.mark.parametrize("missing", ["amx_tile", "amx_bf16", "amx_int8", "avx512_bf16", "avx512_vnni"])

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import itertools
+import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -16,25 +18,59 @@ from helpers.draft_costs import (
     seconds,
     state_with,
 )
+from naiad.speculation import policy as policy_module
 from naiad.speculation.policy import AcceptanceState, DraftRow, SpeculationPolicy
 from naiad.speculation.step_cost import StepCost
 
 
+@pytest.mark.parametrize("few", [0, 64], ids=["with NumPy", "without"])
 @settings(deadline=None)
 @given(COSTS, st.lists(st.tuples(RATES, st.integers(0, 3)), min_size=1, max_size=3), st.integers(0, 9))
 def test_no_other_shares_bring_more_tokens_a_second(
-    cost: StepCost, rows: list[tuple[float, int]], num_prompt_tokens: int
+    few: int, cost: StepCost, rows: list[tuple[float, int]], num_prompt_tokens: int
 ) -> None:
     rates = [rate for rate, _ in rows]
     num_step_tokens = len(rows) + num_prompt_tokens
     policy = SpeculationPolicy(cost, probe_share=0.0)
-    counts = policy.plan([DraftRow(state_with(rate), most) for rate, most in rows], num_step_tokens)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(policy_module, "_FEW", few)
+        counts = policy.plan([DraftRow(state_with(rate), most) for rate, most in rows], num_step_tokens)
     assert all(0 <= num <= most for num, (_, most) in zip(counts, rows, strict=True))
     best = max(
         outputs_per_second(cost, rates, each, num_step_tokens)
         for each in itertools.product(*(range(most + 1) for _, most in rows))
     )
     assert outputs_per_second(cost, rates, counts, num_step_tokens) == pytest.approx(best)
+
+
+def test_few_tokens_are_shared_out_like_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With contexts, drawn tokens, prompts in the step, little room, and rows that save for a probe."""
+    draw = random.Random(7)
+    cost = StepCost([(1, 1.0), (8, 1.3), (64, 4.0)], [(1, 1e-4), (9, 5e-4)], num_context=200, drawn_s=0.02)
+    policy = SpeculationPolicy(cost)
+    num_with_drafts, num_probes = 0, 0
+    for _ in range(500):
+        rows = [
+            DraftRow(
+                replace(state_with(draw.random() ** 2), credit_s=draw.random()),
+                draw.randint(0, 8),
+                num_context=draw.randrange(3000),
+                is_drawn=draw.random() < 0.3,
+            )
+            for _ in range(draw.randint(1, 8))
+        ]
+        copies = [row._replace(state=replace(row.state)) for row in rows]
+        num_tokens, num_room = len(rows) + draw.choice((0, 30)), draw.choice((2, 1000))
+        with monkeypatch.context() as patch:
+            patch.setattr(policy_module, "_FEW", 0)
+            expected = policy.plan(copies, num_tokens, num_room)
+        before = [row.state.credit_s for row in rows]
+        assert policy.plan(rows, num_tokens, num_room) == expected
+        credits_s = [row.state.credit_s for row in rows]
+        assert credits_s == pytest.approx([row.state.credit_s for row in copies])
+        num_with_drafts += any(expected)
+        num_probes += any(now < then for now, then in zip(credits_s, before, strict=True))
+    assert min(num_with_drafts, num_probes) > 50
 
 
 @settings(deadline=None)

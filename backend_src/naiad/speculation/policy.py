@@ -17,6 +17,8 @@ _MEMORY = 0.95
 # The same with each step in which a draft model was not asked: after some hundred steps the record is
 # almost forgotten.
 _FADING = 0.996
+# Up to so many draft tokens are shared out without NumPy: its calls take longer than the arithmetic.
+_FEW = 64
 
 
 @dataclass(slots=True)
@@ -138,9 +140,48 @@ class SpeculationPolicy:
             For each row a number from 0 to `num_most`. The states' credits change.
         """
         assert num_step_tokens >= len(rows), "each row has a token in the step"
-        num_places = max((row.num_most for row in rows), default=0)
-        if num_places == 0:
+        num_tokens = sum(row.num_most for row in rows)
+        if num_tokens == 0:
             return [0] * len(rows)
+        if self._pass_cost is None and num_tokens <= _FEW:
+            return self._plan_few(rows, num_step_tokens, num_room)
+        return self._plan_many(rows, num_step_tokens, num_room)
+
+    def _plan_few(self, rows: list[DraftRow], num_step_tokens: int, num_room: int) -> list[int]:
+        """The same without a draft model, one token after the other in Python."""
+        at = self._step_cost.at
+        plain_s, tokens, probing_s = at(len(rows)), [], []
+        for number, row in enumerate(rows):
+            gain, rate, window_s = 1.0, row.state.rate, self._window_s(row, 1)
+            plain_s += window_s
+            probing_s.append(self._window_s(row, 2) - window_s)
+            for place in range(1, row.num_most + 1):
+                gain *= rate
+                longer_s = self._window_s(row, place + 1)
+                tokens.append((gain, number, longer_s - window_s))
+                window_s = longer_s
+        tokens.sort(key=lambda token: -token[0])
+        outputs, windows_s, most, num_drafts = float(len(rows)), 0.0, len(rows) / plain_s, 0
+        for place, (gain, _, token_s) in enumerate(tokens[:num_room], start=1):
+            outputs += gain
+            windows_s += token_s
+            per_s = outputs / (plain_s + at(num_step_tokens + place) - at(num_step_tokens) + windows_s)
+            if per_s > most:
+                most, num_drafts = per_s, place
+        counts = [0] * len(rows)
+        for _, number, _ in tokens[:num_drafts]:
+            counts[number] += 1
+        self._probe(rows, counts, num_step_tokens, plain_s, probing_s, num_room)
+        return counts
+
+    def _window_s(self, row: DraftRow, num_tokens: int) -> float:
+        """Seconds that a row's window of tokens takes beyond what any tokens take."""
+        drawn_s = self._step_cost.drawn_s * num_tokens if row.is_drawn else 0.0
+        return self._step_cost.of_context_at(num_tokens, row.num_context) + drawn_s
+
+    def _plan_many(self, rows: list[DraftRow], num_step_tokens: int, num_room: int) -> list[int]:
+        """What `plan` describes, for any drafter and any number of tokens."""
+        num_places = max(row.num_most for row in rows)
         places = np.arange(1, num_places + 1)
         contexts = np.array([row.num_context for row in rows])
         windows_s = self._step_cost.of_context(np.arange(1, num_places + 2), contexts[:, None])
@@ -158,10 +199,9 @@ class SpeculationPolicy:
         gains = (rates[:, None] ** places).ravel()[is_usable]
         row_numbers = np.repeat(np.arange(len(rows)), num_places)[is_usable]
         order = np.argsort(-gains, kind="stable")
-        # Long enough for the probes too.
-        costs = self._step_cost(num_step_tokens + np.arange(gains.size + len(rows) + 1))
+        costs = self._step_cost(num_step_tokens + np.arange(gains.size + 1))
         outputs = len(rows) + np.concatenate(([0.0], np.cumsum(gains[order])))
-        added_s = costs[: gains.size + 1] - costs[0]
+        added_s = costs - costs[0]
         added_s[1:] += np.cumsum(np.diff(windows_s).ravel()[is_usable][order])
         num_drafts = int(np.argmax((outputs / (plain_s + added_s))[: num_room + 1]))
         if num_drafts and self._pass_cost is not None:
@@ -169,7 +209,7 @@ class SpeculationPolicy:
             num_drafts = int(np.argmax((outputs / (plain_s + added_s))[: num_room + 1]))
         counts: list[int] = np.bincount(row_numbers[order[:num_drafts]], minlength=len(rows)).tolist()
         probing_s = reading_s + self._attending_s(rows) + windows_s[:, 1] - windows_s[:, 0]
-        self._probe(rows, counts, costs, plain_s, probing_s, num_room)
+        self._probe(rows, counts, num_step_tokens, plain_s, probing_s.tolist(), num_room)
         return counts
 
     def _saved_s(
@@ -244,14 +284,14 @@ class SpeculationPolicy:
         self,
         rows: list[DraftRow],
         counts: list[int],
-        costs: npt.NDArray[np.float64],
+        num_step_tokens: int,
         plain_s: float,
-        probing_s: npt.NDArray[np.float64],
+        probing_s: list[float],
         num_room: int,
     ) -> None:
         """Give one draft token to rows that have none and have saved its cost."""
-        num_drafts = sum(counts)
-        pass_s = self._pass_s(len(rows))
+        num_drafts, at = sum(counts), self._step_cost.at
+        pass_s = [0.0] * (len(rows) + 1) if self._pass_cost is None else self._pass_s(len(rows)).tolist()
         num_drafting = sum(count > 0 and row.num_unread >= 0 for row, count in zip(rows, counts, strict=True))
         for number, (row, count) in enumerate(zip(rows, counts, strict=True)):
             if count or not row.num_most:
@@ -261,9 +301,10 @@ class SpeculationPolicy:
                 state.fade()
             if row.num_unread > MAX_IN_STEP:  # it would read for a long time and then guess one token
                 continue
-            extra_s = float(costs[num_drafts + 1] - costs[num_drafts] + probing_s[number])
+            num_planned = num_step_tokens + num_drafts
+            extra_s = at(num_planned + 1) - at(num_planned) + probing_s[number]
             if has_pass:
-                extra_s += float(pass_s[num_drafting + 1] - pass_s[num_drafting])
+                extra_s += pass_s[num_drafting + 1] - pass_s[num_drafting]
             state.credit_s += self._probe_share * plain_s / len(rows)
             if state.credit_s >= extra_s and num_drafts < num_room:
                 counts[number] = 1

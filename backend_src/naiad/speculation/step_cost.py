@@ -46,6 +46,8 @@ class StepCost:
         self._window = np.array(window, dtype=np.float64)
         self._each_s = np.maximum.accumulate(np.array(each_s, dtype=np.float64))
         self._num_context = num_context
+        self._of_number: dict[int, float] = {}
+        self._each_of_window: dict[int, float] = {}
         self.drawn_s = drawn_s
 
     def __call__(self, num_tokens: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
@@ -53,6 +55,21 @@ class StepCost:
         seconds = np.interp(num_tokens, self._tokens, self._seconds)
         seconds *= np.maximum(num_tokens / self._tokens[-1], 1)
         return seconds
+
+    def at(self, num_tokens: int) -> float:
+        """Return the seconds of a step with this number of tokens, which is remembered."""
+        known = self._of_number.get(num_tokens)
+        if known is None:
+            known = self._of_number[num_tokens] = float(self(np.array(num_tokens)))
+        return known
+
+    def of_context_at(self, num_tokens: int, num_context: int) -> float:
+        """Return the seconds that one sequence's context beyond the measured one adds."""
+        each_s = self._each_of_window.get(num_tokens)
+        if each_s is None:
+            each_s = float(np.interp(num_tokens, self._window, self._each_s))
+            self._each_of_window[num_tokens] = each_s
+        return each_s * max(num_context - self._num_context, 0)
 
     def of_context(
         self, num_tokens: npt.NDArray[np.int64], num_context: npt.NDArray[np.int64]
