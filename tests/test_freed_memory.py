@@ -75,6 +75,41 @@ def test_large_pieces_go_back_to_the_system() -> None:
     assert kept > 2 * returned
 
 
+# What stays lies behind a piece that goes, and nothing that follows fits into its room.
+GROWING = """
+import contextlib, sys
+from naiad.freed_memory import large_pieces_returned
+def anonymous_kb():
+    lines = open("/proc/self/smaps_rollup").read().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("Anonymous"))
+def use(sizes):
+    for size in sizes:
+        piece = b"x" * size
+        stays.append(b"y" * size)
+        del piece
+stays = []
+first = b"x" * 20_000_000
+del first
+before = anonymous_kb()
+with large_pieces_returned() if sys.argv[1:] else contextlib.nullcontext():
+    use(range(1_000_000, 4_000_000, 100_000))
+if sys.argv[1:] == ["after"]:
+    stays.clear()
+    before = anonymous_kb()
+    use(range(4_000_000, 5_000_000, 100_000))
+print((anonymous_kb() - before) * 1024_000 // sum(map(len, stays)))
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has such a threshold")
+def test_large_pieces_are_returned_during_a_block() -> None:
+    """Thousandths of what stays; later pieces come from the heap again, which is faster."""
+    kept, returned, later = (grown_kb(*when, script=GROWING) for when in ((), ("during",), ("after",)))
+    assert returned < 1.1 * 1000
+    assert kept > 1.6 * 1000
+    assert later > 1.6 * 1000
+
+
 # Free room in the midst of the heap, in which large pieces may lie or not.
 ROOM = """
 import sys

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
+from collections.abc import Iterator
 
-_MMAP_THRESHOLD, _ARENA_MAX = -3, -8
+_TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
+# What glibc begins with, and the most that it comes to by itself.
+_FIRST_BYTES, _LAST_BYTES = 128 << 10, 32 << 20
 
 
 def give_back_memory() -> None:
@@ -34,3 +38,19 @@ def return_large_pieces(min_bytes: int) -> None:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None and "MALLOC_MMAP_THRESHOLD_" not in os.environ:
         mallopt(_MMAP_THRESHOLD, min_bytes)
+
+
+@contextlib.contextmanager
+def large_pieces_returned() -> Iterator[None]:
+    """Have the C library return large pieces of memory as soon as they are freed, until the block ends.
+
+    From then on it keeps pieces of up to 32 MiB, as it does by itself once such pieces have been freed.
+    """
+    return_large_pieces(_FIRST_BYTES)
+    try:
+        yield
+    finally:
+        return_large_pieces(_LAST_BYTES)
+        mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+        if mallopt is not None and "MALLOC_TRIM_THRESHOLD_" not in os.environ:
+            mallopt(_TRIM_THRESHOLD, 2 * _LAST_BYTES)

@@ -89,6 +89,8 @@ PROMPTS = {
         )
     ),
 }
+# "trace": requests that come as in a recorded trace, with all of these texts.
+KINDS = (*PROMPTS, "trace")
 
 
 def main() -> int:
@@ -121,7 +123,9 @@ def main() -> int:
                 rows.append({"drafter": drafter, "k": num_tokens, "prompts": kind, "batch": batch} | row)
                 print("  ".join(f"{key} {value}" for key, value in rows[-1].items()), flush=True)
             del drafting
-    print("plot:", _plot([row for row in rows if row["batch"] == 1 and row["prompts"] == "copying"]))
+    copying = [row for row in rows if row["batch"] == 1 and row["prompts"] == "copying"]
+    if copying:
+        print("plot:", _plot(copying))
     print("written:", write_report("speculation", vars(args), rows))
     return 0
 
@@ -147,6 +151,9 @@ def _parse() -> argparse.Namespace:
         action="store_true",
         help="verify every draft, whether it pays or not, to measure acceptance",
     )
+    parser.add_argument(
+        "--kinds", nargs="+", default=list(KINDS), choices=KINDS, metavar="KIND", help="of prompts"
+    )
     parser.add_argument("--output-tokens", type=at_least(2), default=120, metavar="N")
     parser.add_argument("--device", default="cpu", choices=DEVICES)
     parser.add_argument(
@@ -170,7 +177,7 @@ def _measurements(num_speculative_tokens: int, args: argparse.Namespace) -> list
     measurements = [("copying", 1)]
     if num_speculative_tokens == max(args.num_speculative_tokens):
         measurements += [("free chat", 1), ("long chat", 1), ("free chat", args.full_batch), ("trace", 0)]
-    return measurements
+    return [each for each in measurements if each[0] in args.kinds]
 
 
 def _engine(model_dir: str, args: argparse.Namespace, drafter: str = "none", num_tokens: int = 8) -> Engine:
