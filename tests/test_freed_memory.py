@@ -110,6 +110,15 @@ def test_large_pieces_are_returned_during_a_block() -> None:
     assert later > 1.6 * 1000
 
 
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has such a threshold")
+@pytest.mark.parametrize(
+    "setting",
+    [{"MALLOC_MMAP_THRESHOLD_": "33554432"}, {"GLIBC_TUNABLES": "glibc.malloc.mmap_threshold=33554432"}],
+)
+def test_what_the_user_has_set_goes_before(setting: dict[str, str]) -> None:
+    assert grown_kb("during", script=GROWING, **setting) > 1.6 * 1000
+
+
 # Free room in the midst of the heap, in which large pieces may lie or not.
 ROOM = """
 import sys

@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
+_USERS_SETTINGS = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES")
 # What glibc begins with, and the most that it comes to by itself.
 _FIRST_BYTES, _LAST_BYTES = 128 << 10, 32 << 20
 
@@ -44,13 +45,16 @@ def return_large_pieces(min_bytes: int) -> None:
 def large_pieces_returned() -> Iterator[None]:
     """Have the C library return large pieces of memory as soon as they are freed, until the block ends.
 
-    From then on it keeps pieces of up to 32 MiB, as it does by itself once such pieces have been freed.
+    From then on it keeps pieces of up to 32 MiB, whatever was set before. What the user has set in the
+    environment goes before.
     """
-    return_large_pieces(_FIRST_BYTES)
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is None or any(name in os.environ for name in _USERS_SETTINGS):
+        yield
+        return
+    mallopt(_MMAP_THRESHOLD, _FIRST_BYTES)
     try:
         yield
     finally:
-        return_large_pieces(_LAST_BYTES)
-        mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-        if mallopt is not None and "MALLOC_TRIM_THRESHOLD_" not in os.environ:
-            mallopt(_TRIM_THRESHOLD, 2 * _LAST_BYTES)
+        mallopt(_MMAP_THRESHOLD, _LAST_BYTES)
+        mallopt(_TRIM_THRESHOLD, 2 * _LAST_BYTES)

@@ -25,8 +25,8 @@ import numpy as np
 import transformers
 from perf.common.report import plot_path, write_report
 from perf.engine.traced_texts import compute, with_texts
-from perf.peers.trace import read_part
 from perf.server.open_loop import Arrival
+from perf.server.trace_part import read_part
 
 from naiad.cli.argument_types import at_least
 from naiad.cli.checkpoints.fetch import resolve_model
@@ -107,10 +107,13 @@ def main() -> int:
     rows = []
     for drafter in args.drafters:
         for num_tokens in args.num_speculative_tokens:
+            measurements = _measurements(num_tokens, args)
+            if not measurements:
+                continue
             drafting = _engine(model_dir, args, drafter, num_tokens)
             if args.all_drafts and drafting._scheduler.speculator is not None:
                 drafting._scheduler.speculator._policy = SpeculationPolicy(StepCost(_FLAT))
-            for kind, batch in _measurements(num_tokens, args):
+            for kind, batch in measurements:
                 if kind == "trace":
                     row = _compare_trace(plain, drafting, arrivals, args)
                 else:
@@ -124,7 +127,7 @@ def main() -> int:
                 print("  ".join(f"{key} {value}" for key, value in rows[-1].items()), flush=True)
             del drafting
     copying = [row for row in rows if row["batch"] == 1 and row["prompts"] == "copying"]
-    if copying:
+    if len(args.num_speculative_tokens) > 1 and copying:
         print("plot:", _plot(copying))
     print("written:", write_report("speculation", vars(args), rows))
     return 0

@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from perf.peers.trace import TracePart
 from perf.server.open_loop import Arrival
+from perf.server.trace_part import TracePart
 
 from naiad.engine import Engine
 from naiad.sequence import EngineRequest, SamplingParams

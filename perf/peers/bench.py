@@ -26,7 +26,8 @@ from perf.peers.contestants import REFERENCE, Contestant, exact, formats, naiad,
 from perf.peers.plots import save_plots
 from perf.peers.shapes import LONG, QUICK, REHEARSAL, Shape, need, weight_bytes
 from perf.peers.summary import Row, Turn, summarize
-from perf.peers.trace import read_part, replay
+from perf.peers.trace import replay
+from perf.server.trace_part import read_part
 from tokenizers import Tokenizer
 
 from naiad.cli.argument_types import at_least

@@ -8,23 +8,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Protocol
 
 from perf.common.percentile import percentile
-from perf.common.report import ROOT
 from perf.peers.adapter_process import Served
 from perf.peers.contestants import Contestant
 from perf.peers.summary import Row
 from perf.server.open_loop import Arrival
-from perf.server.traces import Scaling, TraceRequest, read_trace, scaled_arrivals
+from perf.server.trace_part import LENGTH_SCALE, TracePart
 
-TRACE = ROOT / "perf" / "data" / "azure_llm_2023_conversation_10min.csv"
-# The trace's first requests come at a lower rate than the others.
-_START_S = 30.0
-_LENGTH_SCALE = 0.25
-_WINDOW_TOKENS = 1024
 _LOAD = 0.8
 _NUM_WARM_UPS = 2
 
@@ -40,60 +33,10 @@ class Servers(Protocol):
         """Let one serve requests; None if it fails."""
 
 
-@dataclass(frozen=True, slots=True)
-class TracePart:
-    """Consecutive requests of a trace, due from 0 on.
-
-    Attributes:
-        requests: as they were recorded.
-        vocab_size: prompts are random ids below it.
-        window_tokens: maximum length of a scaled prompt and output together.
-    """
-
-    requests: Sequence[TraceRequest]
-    vocab_size: int
-    window_tokens: int
-
-    def arrivals(self, per_s: float) -> list[Arrival]:
-        """Scale lengths, and times so that requests come at this mean rate; infinite: all at once."""
-        return self._scaled(per_s)[0]
-
-    @property
-    def num_clipped(self) -> int:
-        """How many requests are clipped to the window."""
-        return self._scaled(math.inf)[1]
-
-    def _scaled(self, per_s: float) -> tuple[list[Arrival], int]:
-        recorded = (len(self.requests) - 1) / self.requests[-1].due_s
-        scaling = Scaling(
-            speed=per_s / recorded,
-            prompt_scale=_LENGTH_SCALE,
-            output_scale=_LENGTH_SCALE,
-            start_s=0.0,
-            duration_s=math.inf,
-            window_tokens=self.window_tokens,
-        )
-        return scaled_arrivals(self.requests, scaling, self.vocab_size)
-
-
-def read_part(num_requests: int, vocab_size: int, max_length: int, path: Path = TRACE) -> TracePart:
-    """Read the requests that are replayed.
-
-    Args:
-        num_requests: at least 2.
-        vocab_size: of the model.
-        max_length: maximum prompt + new tokens that contestants take; longer requests are clipped.
-        path: the trace.
-    """
-    listed = [each for each in read_trace(path) if each.due_s >= _START_S][:num_requests]
-    begun = [replace(each, due_s=each.due_s - listed[0].due_s) for each in listed]
-    return TracePart(begun, vocab_size, min(_WINDOW_TOKENS, max_length))
-
-
 def replay(servers: Servers, part: TracePart, rounds: int) -> list[Row]:
     """Find each group's rate and replay the trace; a row for each contestant that served all of it."""
     clipped = f"{part.num_clipped} clipped to {part.window_tokens} tokens"
-    print(f"trace: {len(part.requests)} requests, lengths × {_LENGTH_SCALE:g}, {clipped}", flush=True)
+    print(f"trace: {len(part.requests)} requests, lengths × {LENGTH_SCALE:g}, {clipped}", flush=True)
     who = [each for each in servers.running if each.serves]
     for each in who:
         servers.serve(each, part.arrivals(math.inf)[:_NUM_WARM_UPS])

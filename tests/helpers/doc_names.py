@@ -60,7 +60,7 @@ _IDENTIFIER = re.compile(r"[A-Za-z]\w*")
 _PRINT_LOCUST_OPTIONS = (
     "from locust.argument_parser import get_parser; import perf.server.locustfile; get_parser().print_help()"
 )
-_ENGINE_BENCHES = ("cpu_kernels", "schema_bench", "speculation", "whole_model")
+_ENGINE_BENCHES = ("cpu_kernels", "schema_bench", "speculation", "start", "whole_model")
 _COMMANDS: dict[str, tuple[str, ...]] = {
     "serve": ("naiad.cli.main", "serve"),
     "naiad openai": ("naiad.cli.main", "openai"),

@@ -18,11 +18,12 @@ from helpers.numa_maps import REASON, policy_at, tells_of_nodes
 from helpers.tiny_models import make_tiny_model
 from naiad.config import EngineConfig, ModelConfig
 from naiad.model_runner import ModelRunner, model_runner
-from naiad.models import large_pages, load_model, memory_nodes
+from naiad.models import large_pages, load_model
 from naiad.models.array_file import ArrayFile, ArrayWriter
 from naiad.models.checkpoint_cache import CheckpointCache
 from naiad.models.large_pages import LargePages, has_large_pages, own_memory
 from naiad.models.llama import LlamaModel
+from naiad.models.memory_nodes import MemoryNodes
 from naiad_kernels.linear import LoadOptions
 from naiad_kernels.native.panels import NativeWeight
 
@@ -257,12 +258,9 @@ def test_less_than_a_large_page_is_left_alone(mapped: torch.Tensor) -> None:
 
 
 @pytest.mark.skipif(not tells_of_nodes(), reason=REASON)
-def test_on_several_nodes_the_moved_memory_is_spread(
-    mapped: torch.Tensor, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_on_several_nodes_the_moved_memory_is_spread(mapped: torch.Tensor) -> None:
     """The system leaves out nodes that the machine does not have."""
-    monkeypatch.setattr(memory_nodes, "nodes_of", lambda cpus: [0, 1])
-    moved(mapped, LargePages(lambda: 64 * GIB))
+    moved(mapped, LargePages(lambda: 64 * GIB, MemoryNodes([0, 1])))
     assert policy_at(mapped.data_ptr() + -mapped.data_ptr() % LARGE) == "interleave"
 
 

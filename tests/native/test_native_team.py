@@ -178,7 +178,7 @@ def processor_ticks(tasks: Iterable[str]) -> int:
 
 
 def test_members_sleep_while_there_is_nothing_to_do(library: Library, weight: NativeWeight) -> None:
-    """A member that spins uses a tick every 10 ms and is never found at rest."""
+    """They spin for a moment after a run, which takes a tick every 10 ms, and no longer."""
     tasks = Path("/proc/self/task")
     before = {path.name for path in tasks.iterdir()}
     team = library.new_team(3)
@@ -187,12 +187,10 @@ def test_members_sleep_while_there_is_nothing_to_do(library: Library, weight: Na
     for _ in range(3):
         product(team, weight, torch.ones(64, 512))
 
-    def is_at_rest() -> bool:
-        used = processor_ticks(started)
-        time.sleep(0.3)
-        return processor_ticks(started) == used
-
-    assert any(is_at_rest() for _ in range(20))
+    time.sleep(0.2)
+    used = processor_ticks(started)
+    time.sleep(0.3)
+    assert processor_ticks(started) == used
 
 
 @pytest.mark.usefixtures("_own_cores")

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 import pytest
 from perf.peers.adapter_process import Served
 from perf.peers.contestants import Contestant
-from perf.peers.trace import TracePart, rate_setters, read_part, replay, split
+from perf.peers.trace import rate_setters, replay, split
 from perf.server.open_loop import Arrival
+from perf.server.trace_part import TracePart, read_part
 from perf.server.traces import TraceRequest
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 from perf.engine.traced_texts import compute, with_texts
-from perf.peers.trace import read_part
 from perf.server.open_loop import Arrival
+from perf.server.trace_part import read_part
 
 from naiad.outputs import RequestOutput
 from naiad.sequence import EngineRequest

@@ -54,6 +54,7 @@ def test_few_tokens_are_shared_out_like_many(monkeypatch: pytest.MonkeyPatch) ->
             DraftRow(
                 replace(state_with(draw.random() ** 2), credit_s=draw.random()),
                 draw.randint(0, 8),
+                num_unread=draw.choice((-1, -1, 0, 5)),
                 num_context=draw.randrange(3000),
                 is_drawn=draw.random() < 0.3,
             )

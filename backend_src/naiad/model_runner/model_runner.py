@@ -10,7 +10,6 @@ import torch
 
 from naiad.config import EngineConfig, ModelConfig
 from naiad.errors import ConfigError, StartupError
-from naiad.freed_memory import large_pieces_returned
 from naiad.grammar import Grammars
 from naiad.model_runner.device import (
     check_memory,
@@ -369,12 +368,10 @@ def _load_models(
     pages: LargePages | None,
 ) -> list[DecoderModel]:
     """Load the checkpoints; with `num_draft_layers` the first one's first layers are one more model."""
-    # A weight is read, joined and laid out in pieces of its size, and what stays lies among them.
-    with large_pieces_returned():
-        loaded = [
-            load_model(directory, shape, own, cache, pages)
-            for (directory, shape), own, cache in zip(checkpoints, options, caches, strict=True)
-        ]
+    loaded = [
+        load_model(directory, shape, own, cache, pages)
+        for (directory, shape), own, cache in zip(checkpoints, options, caches, strict=True)
+    ]
     if num_draft_layers:
         loaded.append(loaded[0].first_layers(num_draft_layers))
     return [*loaded]

@@ -56,13 +56,19 @@ def has_large_pages(setting: Path = _SETTING) -> bool:
 class LargePages:
     """Provides large pages in the background, while the engine starts, and serves, without them."""
 
-    def __init__(self, available_bytes: Callable[[], int] = available_memory_bytes) -> None:
+    def __init__(
+        self,
+        available_bytes: Callable[[], int] = available_memory_bytes,
+        nodes: MemoryNodes | None = None,
+    ) -> None:
         """Begin with nothing to do.
 
         Args:
             available_bytes: says how much memory may still be allocated.
+            nodes: what is moved is spread over them; None: over those of this process's CPUs.
         """
         self._available_bytes = available_bytes
+        self._nodes = MemoryNodes.of_process() if nodes is None else nodes
         self._threads: list[threading.Thread] = []
         # For each tensor that is being moved.
         self._num_bytes_left: list[int] = []
@@ -130,7 +136,6 @@ class LargePages:
     def _move(self, tensor: torch.Tensor, number: int) -> None:
         begin = -(-tensor.data_ptr() // _LARGE_PAGE_BYTES) * _LARGE_PAGE_BYTES
         end = (tensor.data_ptr() + tensor.nbytes) // _LARGE_PAGE_BYTES * _LARGE_PAGE_BYTES
-        nodes = MemoryNodes.of_process()
         try:
             for address in range(begin, end, _PIECE_BYTES):
                 if self._is_stopped.is_set():
@@ -139,7 +144,7 @@ class LargePages:
                 if self._available_bytes() < num_bytes + _SPARE_BYTES:
                     _LOG.info("memory is short: weights stay in small pages, which are read more slowly")
                     return
-                _move_piece(address, num_bytes, nodes)
+                _move_piece(address, num_bytes, self._nodes)
                 self._num_bytes_left[number] -= num_bytes
         except OSError as error:
             _LOG.info("weights stay in small pages, which are read more slowly: %s", error)

@@ -11,6 +11,7 @@ from typing import Any
 from naiad.config import ModelConfig
 from naiad.config.families.gemma import GemmaConfig
 from naiad.config.families.llama import LlamaConfig
+from naiad.freed_memory import large_pieces_returned
 from naiad.models.checkpoint_cache import CheckpointCache
 from naiad.models.decoder import FamilyModel
 from naiad.models.gemma import GemmaModel
@@ -50,12 +51,17 @@ def load_model(
         ModelError: names the file and the tensor that are missing, damaged or misshapen.
     """
     build: Callable[[Weights], FamilyModel] = partial(_MODELS[type(config)], config)
+
+    def build_anew() -> FamilyModel:
+        with large_pieces_returned():
+            return build(Checkpoint(directory, options, config))
+
     if config.quantised is not None and config.quantised.unrounded:
         what = ", ".join(config.quantised.unrounded)
         how = "inputs of layers in eight bits are rounded" if options.packed else "they are not rounded"
         _LOG.info("the checkpoint is made for rounding %s: here %s", what, how)
     if cache is None or not options.native:
-        return build(Checkpoint(directory, options, config))
+        return build_anew()
     # Native kernels are invariant in any case.
     options = replace(options, batch_invariant=False)
 
@@ -74,7 +80,7 @@ def load_model(
         return model
     except OSError as error:
         _LOG.warning("the weights are not kept for the next start: %s", error)
-        return build(Checkpoint(directory, options, config))
+        return build_anew()
 
 
 def _move(weights: PackedCheckpoint | PackingCheckpoint, pages: LargePages | None) -> None:
@@ -98,6 +104,7 @@ def load_part(
     Raises:
         ModelError: as `load_model`.
     """
-    return _MODELS[type(config)](
-        place.config(config), SplitCheckpoint(directory, options, config, place, group)
-    )
+    with large_pieces_returned():
+        return _MODELS[type(config)](
+            place.config(config), SplitCheckpoint(directory, options, config, place, group)
+        )

@@ -17,7 +17,7 @@ _MEMORY = 0.95
 # The same with each step in which a draft model was not asked: after some hundred steps the record is
 # almost forgotten.
 _FADING = 0.996
-# Up to so many draft tokens are shared out without NumPy: its calls take longer than the arithmetic.
+# Up to so many rows and draft tokens are planned without NumPy: its calls take longer than the arithmetic.
 _FEW = 64
 
 
@@ -140,15 +140,16 @@ class SpeculationPolicy:
             For each row a number from 0 to `num_most`. The states' credits change.
         """
         assert num_step_tokens >= len(rows), "each row has a token in the step"
+        assert num_room >= 0, "there is no less room than none"
         num_tokens = sum(row.num_most for row in rows)
         if num_tokens == 0:
             return [0] * len(rows)
-        if self._pass_cost is None and num_tokens <= _FEW:
+        if self._pass_cost is None and len(rows) + num_tokens <= _FEW:
             return self._plan_few(rows, num_step_tokens, num_room)
         return self._plan_many(rows, num_step_tokens, num_room)
 
     def _plan_few(self, rows: list[DraftRow], num_step_tokens: int, num_room: int) -> list[int]:
-        """The same without a draft model, one token after the other in Python."""
+        """What `plan` describes, if passes of a draft model cost nothing; one token after the other."""
         at = self._step_cost.at
         plain_s, tokens, probing_s = at(len(rows)), [], []
         for number, row in enumerate(rows):
@@ -165,7 +166,8 @@ class SpeculationPolicy:
         for place, (gain, _, token_s) in enumerate(tokens[:num_room], start=1):
             outputs += gain
             windows_s += token_s
-            per_s = outputs / (plain_s + at(num_step_tokens + place) - at(num_step_tokens) + windows_s)
+            added_s = at(num_step_tokens + place) - at(num_step_tokens) + windows_s
+            per_s = outputs / (plain_s + added_s)
             if per_s > most:
                 most, num_drafts = per_s, place
         counts = [0] * len(rows)
@@ -175,12 +177,12 @@ class SpeculationPolicy:
         return counts
 
     def _window_s(self, row: DraftRow, num_tokens: int) -> float:
-        """Seconds that a row's window of tokens takes beyond what any tokens take."""
+        """Seconds that attention over a row's context, and drawing, add to its window of tokens."""
         drawn_s = self._step_cost.drawn_s * num_tokens if row.is_drawn else 0.0
         return self._step_cost.of_context_at(num_tokens, row.num_context) + drawn_s
 
     def _plan_many(self, rows: list[DraftRow], num_step_tokens: int, num_room: int) -> list[int]:
-        """What `plan` describes, for any drafter and any number of tokens."""
+        """What `plan` describes, for any drafter and any number of rows and tokens."""
         num_places = max(row.num_most for row in rows)
         places = np.arange(1, num_places + 1)
         contexts = np.array([row.num_context for row in rows])

@@ -57,7 +57,10 @@ class StepCost:
         return seconds
 
     def at(self, num_tokens: int) -> float:
-        """Return the seconds of a step with this number of tokens, which is remembered."""
+        """Return the seconds of a step with this number of tokens.
+
+        They are remembered for each number that is asked for, at most as many as a step may have tokens.
+        """
         known = self._of_number.get(num_tokens)
         if known is None:
             known = self._of_number[num_tokens] = float(self(np.array(num_tokens)))

@@ -148,7 +148,7 @@ extern "C" int64_t size_after_a_rest() {
 }
 
 // How many of its four shares the slow first member of a team computes that has lost half of its members; -1 if one of
-// those has computed any, or if the team has not become as small as that.
+// those has computed any, or if the team does not have four members then.
 extern "C" int64_t shares_of_a_slow_member() {
   naiad::Team team(8);
   team.adapt(true);
