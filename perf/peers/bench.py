@@ -199,17 +199,22 @@ def chosen_kinds(names: str, is_quick: bool) -> list[str]:
 
 
 def chosen(who: Sequence[Contestant], names: str) -> list[Contestant]:
-    """The contestants whose names begin with one of the listed ones; all for "".
+    """The contestants that are listed by their names or beginnings of names; all for "".
+
+    A whole name stands for nobody else: "openvino int8" leaves out "openvino int8 kv8".
 
     Raises:
         StartupError: nobody has such a name.
     """
+    known = [each.name for each in who]
     listed = [name.strip() for name in names.split(",") if name.strip()]
+    found: set[str] = set()
     for name in listed:
-        if not any(each.name.startswith(name) for each in who):
-            known = ", ".join(each.name for each in who)
-            raise StartupError(f"--contestants {name}: nobody has that name; there are {known}")
-    return [each for each in who if not listed or each.name.startswith(tuple(listed))]
+        meant = [name] if name in known else [each for each in known if each.startswith(name)]
+        if not meant:
+            raise StartupError(f"--contestants {name}: nobody has that name; there are {', '.join(known)}")
+        found.update(meant)
+    return [each for each in who if not listed or each.name in found]
 
 
 def checked_prompts(model_dir: Path) -> Prompts:
@@ -246,7 +251,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="no long contexts and no 8-bit KV caches")
     parser.add_argument("--rehearse", action="store_true", help="tiny shapes; no report is written")
     parser.add_argument("--install-only", action="store_true", help="install and convert, measure nothing")
-    parser.add_argument("--contestants", default="", metavar="NAME,…", help="beginnings of names")
+    parser.add_argument("--contestants", default="", metavar="NAME,…", help="names, or their beginnings")
     parser.add_argument(
         "--formats",
         action="store_true",

@@ -227,10 +227,11 @@ def test_llama_cpp_uses_no_amx_buffers_and_openvino_no_bfloat16_that_the_cpu_lac
     assert options("avx512_bf16", "amx_tile") == {"extra": False, "precision": "bf16", "kv": "bf16"}
 
 
-def test_contestants_are_chosen_by_the_beginning_of_their_names() -> None:
+def test_contestants_are_chosen_by_their_names_or_beginnings_of_them() -> None:
     who = [naiad("bf16:dtype=bfloat16"), *peers(())]
     assert chosen(who, "") == who
     assert [each.name for each in chosen(who, "vllm,naiad")] == ["naiad bf16", "vllm eager", "vllm compiled"]
+    assert [each.name for each in chosen(who, "openvino int8")] == ["openvino int8"]
     with pytest.raises(StartupError, match="--contestants sglang: nobody has that name"):
         chosen(who, "sglang")
 
