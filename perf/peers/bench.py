@@ -13,7 +13,7 @@ import argparse
 import signal
 import statistics
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -76,11 +76,12 @@ def main() -> int:
         everyone = formats(cpu_flags()) if args.formats else [*map(naiad, args.naiad), *peers(cpu_flags())]
         who = chosen(everyone, args.contestants)
         kinds = chosen_kinds(args.kinds, args.quick)
+        shapes = REHEARSAL if args.rehearse else QUICK if args.quick else LONG
+        measured = chosen_shapes(shapes, kinds, args.batch_sizes)
         model_dir = resolve_model(args.model)
     except StartupError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    shapes = REHEARSAL if args.rehearse else QUICK if args.quick else LONG
     if args.quick or args.rehearse:
         who = [each for each in who if not each.group.endswith("u8 KV") or args.contestants]
     settle_s = 0.0 if args.rehearse else SETTLE_S
@@ -91,7 +92,6 @@ def main() -> int:
     if args.install_only or not who:
         _print_failures(arena)
         return 1 if arena.failures and not who else 0
-    measured = [each for each in shapes if each.kind in kinds]
     results = _measure(arena, who, references, measured, kinds, model_dir, args)
     if results is None or not (results.rows or results.trace):
         _print_failures(arena)
@@ -217,6 +217,23 @@ def chosen(who: Sequence[Contestant], names: str) -> list[Contestant]:
     return [each for each in who if not listed or each.name in found]
 
 
+def chosen_shapes(
+    shapes: Sequence[Shape], kinds: Collection[str], batch_sizes: Collection[int]
+) -> list[Shape]:
+    """The shapes of these kinds with these batch sizes; an empty collection of sizes stands for all.
+
+    Raises:
+        StartupError: no such shape has one of the sizes.
+    """
+    known = {each.batch for each in shapes if each.kind in kinds}
+    unknown = set(batch_sizes) - known
+    if unknown:
+        raise StartupError(
+            f"--batch-sizes {min(unknown)}: expected some of {', '.join(map(str, sorted(known)))}"
+        )
+    return [each for each in shapes if each.kind in kinds and (not batch_sizes or each.batch in batch_sizes)]
+
+
 def checked_prompts(model_dir: Path) -> Prompts:
     """Prompts of plain English, whose next tokens are seldom near ties."""
     tokenizer = Tokenizer.from_file(str(model_dir / "tokenizer.json"))
@@ -258,6 +275,14 @@ def _parse() -> argparse.Namespace:
         help="compare engines that load the same quantised model",
     )
     parser.add_argument("--kinds", default="", metavar="KIND,…", help=f"some of {', '.join(KINDS)}")
+    parser.add_argument(
+        "--batch-sizes",
+        type=at_least(1),
+        nargs="+",
+        default=[],
+        metavar="N",
+        help="leave shapes of other batch sizes out",
+    )
     parser.add_argument(
         "--naiad",
         action="append",

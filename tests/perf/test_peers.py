@@ -9,10 +9,10 @@ from pathlib import Path
 import psutil
 import pytest
 from perf.peers.adapter_process import AdapterProcess, Served
-from perf.peers.bench import chosen, chosen_kinds
+from perf.peers.bench import chosen, chosen_kinds, chosen_shapes
 from perf.peers.bounds import Bounds, Need
 from perf.peers.contestants import Contestant, formats, naiad, peers
-from perf.peers.shapes import QUICK, Shape, kv_tokens, need, weight_bytes
+from perf.peers.shapes import LONG, QUICK, Shape, kv_tokens, need, weight_bytes
 from perf.peers.summary import Turn, agreement, spread, summarize, tokens_per_s
 from perf.server.open_loop import Arrival
 
@@ -291,3 +291,14 @@ def test_a_quick_run_has_all_kinds_but_long_contexts() -> None:
     assert chosen_kinds("context, trace", is_quick=False) == ["context", "trace"]
     with pytest.raises(StartupError, match="--kinds context: expected some of decode, prefill, trace"):
         chosen_kinds("context", is_quick=True)
+
+
+def test_shapes_of_other_batch_sizes_are_left_out() -> None:
+    assert chosen_shapes(QUICK, ["decode"], ()) == [each for each in QUICK if each.kind == "decode"]
+    assert [each.name for each in chosen_shapes(LONG, ["context"], [8, 1])] == [
+        "context 1 × 1000+280",
+        "context 1 × 4000+352",
+        "context 8 × 4000+352",
+    ]
+    with pytest.raises(StartupError, match=r"--batch-sizes 16: expected some of 1, 8, 32"):
+        chosen_shapes(LONG, ["context"], [8, 16])
