@@ -228,9 +228,10 @@ def chosen_shapes(
     known = {each.batch for each in shapes if each.kind in kinds}
     unknown = set(batch_sizes) - known
     if unknown:
-        raise StartupError(
-            f"--batch-sizes {min(unknown)}: expected some of {', '.join(map(str, sorted(known)))}"
+        allowed = (
+            f"some of {', '.join(map(str, sorted(known)))}" if known else "none with these kinds of work"
         )
+        raise StartupError(f"--batch-sizes {min(unknown)}: expected {allowed}")
     return [each for each in shapes if each.kind in kinds and (not batch_sizes or each.batch in batch_sizes)]
 
 
