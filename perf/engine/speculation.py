@@ -31,7 +31,7 @@ from perf.server.trace_part import read_part
 from naiad.cli.argument_types import at_least
 from naiad.cli.checkpoints.fetch import resolve_model
 from naiad.config import EngineConfig
-from naiad.config.engine_config import DEVICES, DRAFT_QUANTIZATIONS, DRAFTERS
+from naiad.config.engine_config import CPU_QUANTIZATIONS, DEVICES, DRAFT_QUANTIZATIONS, DRAFTERS
 from naiad.engine import Engine, build_engine
 from naiad.model_runner import ModelRunner
 from naiad.models.native_model import NativeModel
@@ -165,6 +165,7 @@ def _parse() -> argparse.Namespace:
         choices=("float32", "bfloat16", "float16"),
         help="with torch's ops near-ties may resolve differently in 16 bits: their number is printed",
     )
+    parser.add_argument("--quantization", default="none", choices=CPU_QUANTIZATIONS)
     parser.add_argument("--full-batch", type=int, default=32, metavar="N")
     parser.add_argument("--trace-requests", type=at_least(2), default=32, metavar="N")
     parser.add_argument("--trace-rate", type=float, default=2.0, metavar="PER_S", help="requests a second")
@@ -194,6 +195,7 @@ def _config(
         model_dir=model_dir,
         device=args.device,
         dtype=args.dtype,
+        quantization=args.quantization,
         enable_prefix_caching=False,
         kv_cache_bytes=1 << 30,
         drafter=drafter,

@@ -26,6 +26,7 @@ from perf.server.serve_process import naiad_serve
 
 from naiad.cli.argument_types import at_least
 from naiad.cli.checkpoints.fetch import resolve_model
+from naiad.config.engine_config import CPU_QUANTIZATIONS
 
 _MIB = 1 << 20
 
@@ -44,7 +45,7 @@ def main() -> int:
         rows = [_row(start) for start in starts]
         if args.server:
             for number in range(args.repeats):
-                served = {"start": f"server, later {number + 1}", **_served_start(linked, args.dtype)}
+                served = {"start": f"server, later {number + 1}", **_served_start(linked, args)}
                 rows.append({name: served.get(name, "") for name in rows[0]})
     print_rows(rows)
     later = [row["total s"] for row in rows if row["start"].startswith("later")]
@@ -61,13 +62,14 @@ def measure_starts(model_dir: Path, args: argparse.Namespace) -> list[dict[str, 
 
     Args:
         model_dir: has no cache yet.
-        args: `dtype`, `drafter` and `repeats`.
+        args: `dtype`, `quantization`, `drafter` and `repeats`.
 
     Returns:
         Of each start what `perf.engine.timed_start` reports, its name as "start", and how large the packed
         weights in the cache are as "packed_bytes".
     """
-    settings = {"model_dir": str(model_dir), "dtype": args.dtype, "drafter": args.drafter}
+    settings = {name: getattr(args, name) for name in ("dtype", "quantization", "drafter")}
+    settings["model_dir"] = str(model_dir)
     names = ["without cache", "first", *(f"later {number + 1}" for number in range(args.repeats))]
     starts = []
     for name in names:
@@ -99,10 +101,11 @@ def _row(start: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _served_start(model_dir: Path, dtype: str) -> dict[str, float]:
+def _served_start(model_dir: Path, args: argparse.Namespace) -> dict[str, float]:
     """Seconds from the command to the first token of a stream."""
     began = time.monotonic()
-    with naiad_serve(["--model", str(model_dir), "--dtype", dtype]) as served:
+    options = ["--model", str(model_dir), "--dtype", args.dtype, "--quantization", args.quantization]
+    with naiad_serve(options) as served:
         body = json.dumps({"text_input": "One, two,", "max_tokens": 4, "stream": True}).encode()
         url = f"http://{served.http}/v2/models/ensemble/generate_stream"
         with urllib.request.urlopen(urllib.request.Request(url, body), timeout=60) as answer:
@@ -126,6 +129,7 @@ def _parse() -> argparse.Namespace:
     )
     parser.add_argument("--model", default="default", help="default, DIR or org/name[@revision]")
     parser.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16"))
+    parser.add_argument("--quantization", default="none", choices=CPU_QUANTIZATIONS)
     parser.add_argument("--drafter", default="none", choices=("none", "ngram", "suffix", "self"))
     parser.add_argument("--repeats", type=at_least(1), default=3, metavar="N", help="later starts")
     parser.add_argument("--server", action="store_true", help="also start the server as often")

@@ -13,6 +13,7 @@ import argparse
 import signal
 import statistics
 import sys
+import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,6 +71,7 @@ class Results:
 def main() -> int:
     """Install, check, measure, print, plot and write; return 1 if nothing could be measured."""
     args = _parse()
+    started_s = time.monotonic()
     # Paused processes would stay for ever if this one ended without closing them.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
@@ -99,7 +101,8 @@ def main() -> int:
     _print_all(results, who, arena)
     if not args.rehearse:
         plots = save_plots(results.rows, shapes, "formats" if args.formats else "peers")
-        print("plots:", *plots, "written:", _write(results, arena, model_dir, args))
+        minutes = (time.monotonic() - started_s) / 60
+        print("plots:", *plots, "written:", _write(results, arena, model_dir, minutes, args))
     return 0
 
 
@@ -163,7 +166,7 @@ def _take_turns(
     return summarize(turns, who, needs), trace, memory
 
 
-def _write(results: Results, arena: Arena, model_dir: Path, args: argparse.Namespace) -> Path:
+def _write(results: Results, arena: Arena, model_dir: Path, minutes: float, args: argparse.Namespace) -> Path:
     flags = cpu_flags()
     settings: dict[str, Any] = vars(args) | {
         "model": model_dir.name,
@@ -175,6 +178,7 @@ def _write(results: Results, arena: Arena, model_dir: Path, args: argparse.Names
         "memory": results.memory,
         "trace": results.trace,
         "left_out": arena.failures,
+        "minutes": round(minutes, 1),
     }
     return write_report("formats" if args.formats else "peers", settings, results.rows)
 

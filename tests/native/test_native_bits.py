@@ -215,8 +215,10 @@ def check_rows_alone_and_together(
     quantization: str,
     lengths: list[int],
     kv_cache_dtype: str = "auto",
+    stored: str = "bfloat16",
 ) -> None:
-    make_tiny_model(directory, architecture)
+    """Compare logits of texts alone and together. `stored` is the dtype of the checkpoint's weights."""
+    make_tiny_model(directory, architecture).to(getattr(torch, stored)).save_pretrained(directory)
     config = EngineConfig(
         model_dir=str(directory),
         dtype=dtype,
@@ -236,12 +238,15 @@ def check_rows_alone_and_together(
 
 
 @pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("dtype", "stored"), [("float32", "float32"), ("float32", "bfloat16"), ("bfloat16", "bfloat16")]
+)
 @pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Gemma3ForCausalLM"])
 def test_logits_are_bitwise_the_same_alone_and_in_any_batch_and_chunks(
-    tmp_path: Path, architecture: str, dtype: str, quantization: str
+    tmp_path: Path, architecture: str, dtype: str, stored: str, quantization: str
 ) -> None:
-    check_rows_alone_and_together(tmp_path, architecture, dtype, quantization, [1, 17, 40, 63, 100, 5])
+    lengths = [1, 17, 40, 63, 100, 5]
+    check_rows_alone_and_together(tmp_path, architecture, dtype, quantization, lengths, stored=stored)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -253,19 +258,30 @@ def test_logits_over_codes_are_bitwise_the_same_alone_and_in_any_batch_and_chunk
 
 
 @pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_logits_of_tiles_are_bitwise_the_same_alone_and_in_any_batch_and_chunks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quantization: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str, quantization: str
 ) -> None:
     monkeypatch.setattr(native_kernels, "usable_variants", lambda: iter([PORTABLE_AMX]))
-    check_rows_alone_and_together(tmp_path, "LlamaForCausalLM", "bfloat16", quantization, [1, 17, 40])
+    check_rows_alone_and_together(tmp_path, "LlamaForCausalLM", dtype, quantization, [1, 17, 40])
 
 
 def log_probs_of(
-    directory: Path, dtype: str, variant: Variant, monkeypatch: pytest.MonkeyPatch
+    directory: Path,
+    dtype: str,
+    variant: Variant,
+    monkeypatch: pytest.MonkeyPatch,
+    quantization: str = "none",
 ) -> torch.Tensor:
     """A tiny model's `[tokens, vocabulary]` in a text, computed by that variant."""
     monkeypatch.setattr(native_kernels, "usable_variants", lambda: iter([variant]))
-    config = EngineConfig(model_dir=str(directory), dtype=dtype, block_size=BLOCK, kv_cache_bytes=1 << 24)
+    config = EngineConfig(
+        model_dir=str(directory),
+        dtype=dtype,
+        quantization=quantization,
+        block_size=BLOCK,
+        kv_cache_bytes=1 << 24,
+    )
     text = [random.Random(3).randrange(96) for _ in range(100)]
     logits = logits_of(ModelRunner(config), [text], [1000], random.Random(0))[0]
     values = torch.frombuffer(bytearray(logits), dtype=torch.float32)
@@ -291,3 +307,20 @@ def test_tiles_differ_from_vectors_by_less_than_rounding_does(
     rounding = distance(exact, rounded)
     assert 0 < distance(rounded, ("bfloat16", "portable_amx")) < rounding
     assert 0 < distance(exact, ("float32", "portable_amx")) < rounding / 1000
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Gemma3ForCausalLM"])
+def test_tiles_change_quantised_weights_products_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, architecture: str, quantization: str
+) -> None:
+    """In bfloat16 attention uses tiles, and so changes by less than rounding; in float32 nothing does."""
+    make_tiny_model(tmp_path, architecture).bfloat16().save_pretrained(tmp_path)
+    exact, exact_tiles, rounded, rounded_tiles = (
+        log_probs_of(tmp_path, dtype, variant, monkeypatch, quantization)
+        for dtype in ("float32", "bfloat16")
+        for variant in (PORTABLE, PORTABLE_AMX)
+    )
+    assert exact.equal(exact_tiles)
+    rounding = (rounded - exact).square().mean()
+    assert 0 < (rounded_tiles - rounded).square().mean() < rounding

@@ -25,7 +25,8 @@ NUM_BLOCKS = 8
 @pytest.fixture(scope="module")
 def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tiny")
-    make_tiny_model(folder)
+    # In 16 bits, as most are: with AMX, float32 multiplies such weights by tiles, and other ones by vectors.
+    make_tiny_model(folder).bfloat16().save_pretrained(folder)
     return folder
 
 
@@ -47,9 +48,8 @@ def answers(model_dir: Path, numbers: range, **settings: Any) -> tuple[Details, 
     return made, stats.total_preemptions, sum(stats.total_accepted_tokens_at)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "quantization"), [("float32", "none"), ("bfloat16", "none"), ("float32", "int8")]
-)
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_answers_are_those_of_each_alone(model_dir: Path, dtype: str, quantization: str) -> None:
     kind: dict[str, Any] = {"dtype": dtype, "quantization": quantization, "drafter": "none"}
     alone: Details = {}

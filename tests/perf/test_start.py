@@ -11,9 +11,11 @@ from naiad_kernels.native.variants import best_variant
 
 
 @pytest.mark.skipif(best_variant() is None, reason="this CPU has no AVX2")
-def test_starts_are_measured_in_phases(tmp_path: Path) -> None:
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+def test_starts_are_measured_in_phases(tmp_path: Path, quantization: str) -> None:
     checkpoint = tiny_checkpoint(tmp_path)
-    starts = measure_starts(checkpoint, argparse.Namespace(dtype="float32", drafter="none", repeats=1))
+    settings = {"dtype": "float32", "quantization": quantization, "drafter": "none", "repeats": 1}
+    starts = measure_starts(checkpoint, argparse.Namespace(**settings))
     assert [start["start"] for start in starts] == ["without cache", "first", "later 1"]
     assert starts[0]["ids"] == starts[1]["ids"] == starts[2]["ids"]
     for start in starts:
