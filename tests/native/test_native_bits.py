@@ -311,7 +311,7 @@ def test_tiles_differ_from_vectors_by_less_than_rounding_does(
 
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
 @pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Gemma3ForCausalLM"])
-def test_tiles_change_quantised_weights_products_not_at_all(
+def test_tiles_change_no_products_of_quantised_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, architecture: str, quantization: str
 ) -> None:
     """In bfloat16 attention uses tiles, and so changes by less than rounding; in float32 nothing does."""

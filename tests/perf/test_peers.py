@@ -302,3 +302,5 @@ def test_shapes_of_other_batch_sizes_are_left_out() -> None:
     ]
     with pytest.raises(StartupError, match=r"--batch-sizes 16: expected some of 1, 8, 32"):
         chosen_shapes(LONG, ["context"], [8, 16])
+    with pytest.raises(StartupError, match="--batch-sizes 8: expected none with these kinds of work"):
+        chosen_shapes(LONG, ["trace"], [8])
