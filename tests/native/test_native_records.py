@@ -134,7 +134,7 @@ def rounded_weights(matrix: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("num_tokens", NUM_TOKENS)
-@pytest.mark.parametrize("shape", [(37, 51), (200, 130), (64, 640), (1, 1)], ids=str)
+@pytest.mark.parametrize("shape", [(37, 51), (200, 130), (64, 640), (1, 1), (1030, 20)], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("extras", ["bare", "bias", "bias_and_residual"])
 def test_quantised_linear(

@@ -438,8 +438,8 @@ class Scheduler:
             if kept:
                 self.tenants.of(sequence).num_served_tokens += len(kept)
                 self._writer.add_drafts(sequence, row, kept)
-            else:
-                # A draft model may have taken blocks for drafts that it did not make.
+            elif draft or speculator.takes_blocks:
+                # Blocks were taken for drafts that are not in the step.
                 self._trim(sequence)
 
     def _judge_drafts(self, sequence: Sequence, row: StepRow, num_accepted: int) -> None:

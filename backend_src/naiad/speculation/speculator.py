@@ -75,6 +75,11 @@ class Speculator:
         """How often the drafter failed."""
         return 0 if self._drafter is None else self._drafter.num_failures
 
+    @property
+    def takes_blocks(self) -> bool:
+        """Whether the drafter takes blocks for drafts, which it may not make then: a draft model does."""
+        return self._drafter is not None and not self._drafter.is_free
+
     def may_draft(self, sequence: Sequence) -> bool:
         """Whether it may get drafts: from the drafter, from its client's guess or because of its grammar."""
         has_source = self._drafter is not None or sequence.offered_token_ids or sequence.grammar is not None

@@ -14,8 +14,8 @@ from naiad_kernels.native.nibbles import NibbleWeight
 PANEL_OUTPUTS = 16
 # Inputs are padded to a multiple of this, and so are the rows of a tape's buffers.
 ALIGNMENT = 64
-# Whether a matrix can be narrowed is found out in parts of as many rows, to need little memory.
-_NARROWED_ROWS = 1024
+# A matrix is converted in parts of as many rows, whole panels, to need little memory.
+_PART_ROWS = 1024
 # The products of float32 inputs by weights of these dtypes.
 _BY_STORED = {
     torch.float32: Product.FLOAT_BY_FLOAT,
@@ -48,7 +48,7 @@ def narrowed(matrix: torch.Tensor) -> torch.Tensor:
     Args:
         matrix: `[rows, columns]`, float32 or bfloat16.
     """
-    parts = [matrix[first : first + _NARROWED_ROWS] for first in range(0, len(matrix), _NARROWED_ROWS)]
+    parts = torch.split(matrix, _PART_ROWS)
     for dtype in (torch.bfloat16, torch.float16):
         if all(torch.equal(part.to(dtype).to(part.dtype), part) for part in parts):
             return matrix.to(dtype)
@@ -129,9 +129,8 @@ class NativeWeight:
             matrix: `[out_features, in_features]`, a floating dtype, on the CPU.
             bias: `[out_features]`, or None.
         """
-        scales = matrix.abs().amax(1).float() / 127
-        whole = (matrix.float() / torch.where(scales > 0, scales, 1.0)[:, None]).round_()
-        panels = _panels(whole.to(torch.int8), 4).view(torch.uint8).bitwise_xor_(128)
+        parts = [_rounded(part) for part in torch.split(matrix, _PART_ROWS)]
+        panels, scales = map(torch.cat, zip(*parts, strict=True))
         return cls._of_panels(panels, bias, matrix, Product.INT8_BY_INT8, scales)
 
     @classmethod
@@ -142,8 +141,7 @@ class NativeWeight:
             weight: on the CPU.
             bias: `[out_features]`, or None.
         """
-        num_panels = -(-len(weight.numbers) // PANEL_OUTPUTS)
-        panels = weight.panels(num_panels, PANEL_OUTPUTS)
+        panels = weight.panels(PANEL_OUTPUTS)
         product = Product.INT4_AND_MINIMUM_BY_INT8 if weight.has_minimums else Product.INT4_BY_INT8
         return cls._of_panels(panels, bias, weight.numbers, product)
 
@@ -187,6 +185,13 @@ def _panels(matrix: torch.Tensor, step: int) -> torch.Tensor:
     missing = (0, padded(in_features) - in_features, 0, num_panels * PANEL_OUTPUTS - out_features)
     whole = F.pad(matrix, missing) if any(missing) else matrix
     return whole.view(num_panels, PANEL_OUTPUTS, -1, step).transpose(1, 2).contiguous()
+
+
+def _rounded(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Panels of whole numbers plus 128, and what one of them stands for in each output."""
+    scales = matrix.abs().amax(1).float() / 127
+    whole = (matrix.float() / torch.where(scales > 0, scales, 1.0)[:, None]).round_()
+    return _panels(whole.to(torch.int8), 4).view(torch.uint8).bitwise_xor_(128), scales
 
 
 def _padded_outputs(values: torch.Tensor) -> torch.Tensor:
