@@ -79,6 +79,8 @@ class _Fuzz:
             make_drafter=self._make_drafter if self.rng.random() < 0.6 else None,
             num_speculative_tokens=self.rng.randint(1, 16),
             overlaps=overlaps,
+            # Drafts for which there are blocks may then be too dear for what is left of a step.
+            context_cost=self.rng.choice((0.0, 0.05)),
         )
         self.prefixes = [[self.rng.randrange(50) for _ in range(12)] for _ in range(3)]
         self.asked: dict[int, _Asked] = {}

@@ -81,6 +81,7 @@ class EngineDrive:
         num_speculative_tokens: int = 4,
         overlaps: bool = False,
         target_first_token_s: float = 0.0,
+        context_cost: float = 0.0,
     ) -> None:
         self.now = 0.0
         self.tokens: dict[int, list[int]] = {}
@@ -98,7 +99,8 @@ class EngineDrive:
             # All steps cost the same, so all drafts are tried.
             policy_of_drafts = SpeculationPolicy(StepCost([(1, 1.0), (1000, 1.0)]))
             speculator = Speculator(drafter, policy_of_drafts, num_speculative_tokens)
-        self.scheduler = CheckedScheduler(kv_cache, SchedulerLimits(max_num_seqs, budget), policy, speculator)
+        limits = SchedulerLimits(max_num_seqs, budget, context_cost)
+        self.scheduler = CheckedScheduler(kv_cache, limits, policy, speculator)
         self.engine = Engine(
             self.scheduler,
             self.runner,

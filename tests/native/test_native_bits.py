@@ -67,6 +67,30 @@ def test_every_variant_gives_the_bits_of_its_portable_twin(
         assert torch.equal(layer(library.new_team(num_threads), x, up, down), expected)
 
 
+@pytest.mark.parametrize("is_gated", [False, True])
+@pytest.mark.parametrize("weights", ["float32", "narrowed", "float16", "bfloat16", "int8"])
+def test_a_row_of_a_product_has_the_same_bits_among_any_number_of_rows(
+    team: Team, weights: str, is_gated: bool
+) -> None:
+    """Many rows may take blocks of inputs, of which there are several here, and the last one is short."""
+    generator = torch.Generator().manual_seed(0)
+    matrix, bias = torch.randn(96, 450, generator=generator), torch.randn(96, generator=generator)
+    if weights == "float16":
+        # Kept in 16 bits, and multiplied by floats.
+        matrix = matrix.half().float()
+    lay_out = LAY_OUT.get(weights, NativeWeight.of)
+    weight = lay_out(matrix.bfloat16() if weights in ("bfloat16", "narrowed") else matrix, bias)
+    x = torch.randn(200, 450, generator=generator)
+
+    def product(num_rows: int) -> torch.Tensor:
+        gate = silu_and_mul if is_gated else (lambda each: each)
+        return run_records(team, lambda _, x: gate(linear(x, weight)), x[:num_rows])
+
+    whole = product(200)
+    for num_rows in (1, 2, 15, 16, 17, 95, 97, 193):
+        assert torch.equal(product(num_rows), whole[:num_rows]), num_rows
+
+
 @pytest.mark.parametrize("codes", [None, torch.int8], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("window", [0, 700])

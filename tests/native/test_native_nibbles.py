@@ -42,7 +42,7 @@ def _group(weight: NibbleWeight, group: int) -> tuple[torch.Tensor, torch.Tensor
 
 
 @each_form
-@pytest.mark.parametrize("shape", [(37, 51), (200, 130), (48, 576), (40, 32), (1, 1)], ids=str)
+@pytest.mark.parametrize("shape", [(37, 51), (200, 130), (48, 576), (40, 32), (1, 1), (1030, 20)], ids=str)
 @pytest.mark.parametrize("extras", ["bare", "bias", "bias_and_residual"])
 @pytest.mark.parametrize("num_tokens", [1, 3, 7, 13])
 def test_linear(team: Team, num_tokens: int, extras: str, shape: tuple[int, int], form: Form) -> None:

@@ -439,7 +439,7 @@ class Scheduler:
                 self.tenants.of(sequence).num_served_tokens += len(kept)
                 self._writer.add_drafts(sequence, row, kept)
             elif draft or speculator.takes_blocks:
-                # Blocks were taken for drafts that are not in the step.
+                # Blocks may have been taken for drafts that are not in the step.
                 self._trim(sequence)
 
     def _judge_drafts(self, sequence: Sequence, row: StepRow, num_accepted: int) -> None:

@@ -77,7 +77,7 @@ class Speculator:
 
     @property
     def takes_blocks(self) -> bool:
-        """Whether the drafter takes blocks for drafts, which it may not make then: a draft model does."""
+        """Whether the drafter takes blocks and may then draft nothing, as a draft model does."""
         return self._drafter is not None and not self._drafter.is_free
 
     def may_draft(self, sequence: Sequence) -> bool:

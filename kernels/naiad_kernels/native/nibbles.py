@@ -15,8 +15,8 @@ _LARGEST = 15
 # Zero points are kept as how many eighths they are above this one, in eight bits.
 _MIDDLE = 8
 _PER_UNIT = 8
-# A matrix is rounded and laid out in parts of as many rows, whole panels, to need little memory.
-_PART_ROWS = 1024
+# A matrix is converted in parts of as many rows, to need little memory. They are whole panels.
+PART_ROWS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class NibbleWeight:
             None: a scale is beyond what float16 holds.
         """
         zeros_per_unit = 1 if has_whole_zeros else _PER_UNIT
-        parts = [_round(part.float(), zeros_per_unit) for part in torch.split(matrix, _PART_ROWS)]
+        parts = [_round(part.float(), zeros_per_unit) for part in torch.split(matrix, PART_ROWS)]
         whole = cls.joined(parts)
         return whole if bool(whole.scales.isfinite().all()) else None
 
@@ -69,7 +69,7 @@ class NibbleWeight:
             None: the weight was not made so.
         """
         parts = []
-        for part in torch.split(matrix, _PART_ROWS):
+        for part in torch.split(matrix, PART_ROWS):
             found = _find_numbers(part.float())
             if found is None:
                 return None
@@ -165,9 +165,9 @@ class NibbleWeight:
         Returns:
             `[panels, steps, bytes of a step]`, uint8; the last panel is filled with zeros.
         """
-        assert _PART_ROWS % lanes == 0, lanes
+        assert PART_ROWS % lanes == 0, lanes
         whole = (self.numbers, self.scales, self.offsets)
-        parts = zip(*(torch.split(each, _PART_ROWS) for each in whole), strict=True)
+        parts = zip(*(torch.split(each, PART_ROWS) for each in whole), strict=True)
         return torch.cat([NibbleWeight(*part)._panels(lanes) for part in parts])
 
     def _panels(self, lanes: int) -> torch.Tensor:

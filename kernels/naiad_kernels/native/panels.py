@@ -9,13 +9,11 @@ from torch.nn import functional as F
 
 from naiad_kernels.array_check import check_array
 from naiad_kernels.native.library import Matrix, Product
-from naiad_kernels.native.nibbles import NibbleWeight
+from naiad_kernels.native.nibbles import PART_ROWS, NibbleWeight
 
 PANEL_OUTPUTS = 16
 # Inputs are padded to a multiple of this, and so are the rows of a tape's buffers.
 ALIGNMENT = 64
-# A matrix is converted in parts of as many rows, whole panels, to need little memory.
-_PART_ROWS = 1024
 # The products of float32 inputs by weights of these dtypes.
 _BY_STORED = {
     torch.float32: Product.FLOAT_BY_FLOAT,
@@ -48,7 +46,7 @@ def narrowed(matrix: torch.Tensor) -> torch.Tensor:
     Args:
         matrix: `[rows, columns]`, float32 or bfloat16.
     """
-    parts = torch.split(matrix, _PART_ROWS)
+    parts = torch.split(matrix, PART_ROWS)
     for dtype in (torch.bfloat16, torch.float16):
         if all(torch.equal(part.to(dtype).to(part.dtype), part) for part in parts):
             return matrix.to(dtype)
@@ -129,7 +127,7 @@ class NativeWeight:
             matrix: `[out_features, in_features]`, a floating dtype, on the CPU.
             bias: `[out_features]`, or None.
         """
-        parts = [_rounded(part) for part in torch.split(matrix, _PART_ROWS)]
+        parts = [_rounded(part) for part in torch.split(matrix, PART_ROWS)]
         panels, scales = map(torch.cat, zip(*parts, strict=True))
         return cls._of_panels(panels, bias, matrix, Product.INT8_BY_INT8, scales)
 

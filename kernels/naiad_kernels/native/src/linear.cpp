@@ -2,6 +2,7 @@
 //
 // Each output has one accumulator, and its products are added in the order of the inputs. So a row's result
 // is the same to the last bit whatever other rows there are and whoever computes it.
+#include "blocks.h"
 #include "epilogue.h"
 #include "inputs.h"
 #include "kernels.h"
@@ -147,6 +148,11 @@ struct Int8ByInt8 {
   }
 };
 
+// Whether many rows take the inputs in blocks; with many registers a tile has enough rows without.
+template <class Product>
+constexpr bool kTakesBlocks = kRegisters < 32 && std::is_same_v<typename Product::Input, float>;
+constexpr int64_t kFewestBlockRows = 16;
+
 // ---------------------------------------------------------------- some rows by a range of panels
 // A gate multiplies two matrices, one below the other: then every unit is a panel of the first half with its
 // partner in the second, else it is a panel.
@@ -165,6 +171,8 @@ class PanelRange {
         panels_(static_cast<const char*>(record.matrix.panels)) {}
 
   void compute(int64_t unit, int64_t end) const {
+    if constexpr (kTakesBlocks<Product>)
+      if (num_rows_ >= kFewestBlockRows) return by_blocks(unit, end);
     for (; unit + kUnits <= end; unit += kUnits) all_rows<kUnits>(unit);
     for (; unit < end; unit++) all_rows<1>(unit);
   }
@@ -172,6 +180,26 @@ class PanelRange {
  private:
   static constexpr int kPanelsPerUnit = IS_GATED ? 2 : 1;
   static constexpr int kUnits = Product::kMostPanels / kPanelsPerUnit;
+
+  void by_blocks(int64_t unit, int64_t end) const {
+    const int64_t num_parts = (num_rows_ + kMostBlockRows - 1) / kMostBlockRows;
+    for (int64_t part = 0; part < num_parts; part++)
+      for (int64_t each = unit; each < end; each++)
+        rows_by_blocks(each, num_rows_ * part / num_parts, num_rows_ * (part + 1) / num_parts);
+  }
+
+  void rows_by_blocks(int64_t unit, int64_t first, int64_t end) const {
+    const char* panels[kPanelsPerUnit] = {panels_ + unit * panel_bytes_};
+    if constexpr (IS_GATED) panels[1] = panels_ + (partner_ + unit) * panel_bytes_;
+    Floats sums[kPanelsPerUnit][kMostBlockRows];
+    const BlockRows rows{rows_.data + (first_row_ + first) * rows_.stride, rows_.stride, end - first};
+    multiply_by_blocks<Product>(rows, panels, num_steps_ * Product::kInputsPerStep, sums);
+    for (int64_t r = 0; r < rows.count; r++)
+      if constexpr (IS_GATED)
+        epilogue_(first_row_ + first + r, unit, sums[0][r], sums[1][r]);
+      else
+        epilogue_(first_row_ + first + r, unit, sums[0][r]);
+  }
 
   // One of the tiles into which the rows are cut, as equal as can be.
   struct RowTile {
