@@ -1,4 +1,4 @@
-"""Lays out a large weight in each way, and prints how much memory each needed at most, of the weight's own size.
+"""Lays out a large weight in each way, and prints how much memory each needed at most, of the weight's size.
 
 A process of its own has no freed memory left from before, which would be taken first and hide or add some.
 """
