@@ -44,7 +44,7 @@ from naiad_kernels.native import variants
 from naiad_kernels.native.library import Kind
 
 _NUM_PROFILED_STEPS = 40
-# Torch's own kernels and its two libraries.
+# Torch's own kernels and its three libraries.
 _ONLY_AVX2 = {
     "ATEN_CPU_CAPABILITY": "avx2",
     "ONEDNN_MAX_CPU_ISA": "AVX2",

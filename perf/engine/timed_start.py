@@ -49,13 +49,13 @@ class Phases:
     def _timed(self, function: Callable[..., Any], phase: str) -> Callable[..., Any]:
         def timed(*args: Any, **kwargs: Any) -> Any:
             Path("/proc/self/clear_refs").write_text("5")  # forget the peak
-            before_bytes, start = _memory_bytes("VmRSS"), time.time()
+            before_bytes, start = memory_bytes("VmRSS"), time.time()
             result = function(*args, **kwargs)
             taken_s = time.time() - start
             self.seconds[phase] = self.seconds.get(phase, 0.0) + taken_s
             self._last += taken_s
             if phase == "weights":
-                self.loading_bytes = max(self.loading_bytes, _memory_bytes("VmHWM") - before_bytes)
+                self.loading_bytes = max(self.loading_bytes, memory_bytes("VmHWM") - before_bytes)
             return result
 
         return timed
@@ -92,7 +92,7 @@ def main() -> None:
     print(json.dumps(report), flush=True)
 
 
-def _memory_bytes(name: str) -> int:
+def memory_bytes(name: str) -> int:
     """VmRSS, what this process holds, or VmHWM, the most that it has held."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(name):

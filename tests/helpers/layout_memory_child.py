@@ -9,6 +9,7 @@ import json
 from pathlib import Path
 
 import torch
+from perf.engine.timed_start import memory_bytes
 
 from naiad.freed_memory import large_pieces_returned
 from naiad_kernels.linear import LoadOptions, prepare_linear
@@ -36,16 +37,8 @@ def most_bytes(matrix: torch.Tensor, quantization: str) -> int:
     before_bytes = memory_bytes("VmRSS")
     weight = prepare_linear(matrix, None, options)
     most = memory_bytes("VmHWM") - before_bytes
-    assert weight is not None
+    del weight
     return most
-
-
-def memory_bytes(name: str) -> int:
-    """VmRSS, what this process holds, or VmHWM, the most that it has held."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(name):
-            return int(line.split()[1]) * 1024
-    raise AssertionError(name)
 
 
 if __name__ == "__main__":
