@@ -1,6 +1,6 @@
 """Lays out a large weight in each way, and prints how much memory each needed at most, of the weight's size.
 
-A process of its own has no freed memory left from before, which would be taken first and hide or add some.
+It is a process of its own, because what was freed before would be taken first and hide some of the need.
 """
 
 from __future__ import annotations

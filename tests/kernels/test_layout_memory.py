@@ -22,5 +22,8 @@ def test_laying_out_a_large_weight_needs_little_memory() -> None:
     )
     assert child.returncode == 0, child.stderr
     shares = json.loads(child.stdout)
-    assert shares.keys() == {"none", "int8", "int4"}
-    assert max(shares.values()) < 1.6, shares
+    # The layout itself, of the matrix in 16 bits. A share below it would mean that freed memory was taken.
+    least = {"none": 0.95, "int8": 0.5, "int4": 0.28}
+    assert shares.keys() == least.keys()
+    for quantization, share in shares.items():
+        assert least[quantization] < share < 1.6, shares

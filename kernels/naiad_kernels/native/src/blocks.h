@@ -1,7 +1,7 @@
 // Many rows by a few panels, a block of inputs at a time.
 //
 // With few registers a tile has few rows, and many tiles read the same weights. A block of weights is unpacked to
-// floats once, and stays in the first cache while all rows are multiplied by it. Sums wait in memory for the next
+// floats, and stays in the first cache while many rows are multiplied by it. Sums wait in memory for the next
 // block: they are floats there too, so the bits are those of a tile that takes all inputs.
 #pragma once
 
