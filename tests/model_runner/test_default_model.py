@@ -10,6 +10,8 @@ import transformers
 from torch.nn.utils.rnn import pad_sequence
 
 from helpers.sequence_steps import SequenceRow, step_of
+from naiad.cli.quantize.command import TEXT
+from naiad.cli.quantize.quality import BLOCK_SIZE, Quality, logits_of_text
 from naiad.config import EngineConfig
 from naiad.model_runner import ModelRunner
 from naiad.sequence import SamplingParams, Sequence
@@ -21,8 +23,10 @@ NEW_TOKENS = 12
 # prompt they are random: its RMS is anywhere from 0.05 to 0.5 in every implementation.
 MAX_RMS_RATIO = 1.15
 MAX_KL = 0.01
-# Of eight-bit weights and inputs.
+# Of eight-bit weights and inputs: after each prompt, and of all tokens of a text of prose and code.
 MAX_INT8_KL = 0.03
+MAX_INT8_KL_OF_TEXT = 0.012
+TEXT_TOKENS, TEXT_WINDOW = 2560, 512
 PROMPTS = ["The capital of France is", "1, 2, 3, 4,", "def fibonacci(n):\n    ", "a" * 300]
 _SUBJECTS = (
     "France",
@@ -223,6 +227,38 @@ def test_logits_of_eight_bits_are_near_float32s(
     print(f"engine: {ours}")
     # Rounding that did nothing would not be rounding.
     assert 1e-4 < ours.kl <= MAX_INT8_KL
+
+
+@pytest.mark.skipif(best_variant() is None, reason="this CPU has no AVX2")
+def test_eight_bits_change_the_distributions_of_a_text_little(default_model_dir: Path) -> None:
+    tokenizer = transformers.AutoTokenizer.from_pretrained(default_model_dir)
+    ids = tokenizer(TEXT.read_text(encoding="utf-8"))["input_ids"][:TEXT_TOKENS]
+    assert len(ids) == TEXT_TOKENS
+    reference = transformers.AutoModelForCausalLM.from_pretrained(default_model_dir, dtype=torch.float32)
+    runners = {
+        dtype: ModelRunner(
+            EngineConfig(
+                model_dir=str(default_model_dir),
+                dtype=dtype,
+                quantization="int8",
+                cpu_kernels="native",
+                max_num_batched_tokens=TEXT_WINDOW,
+                block_size=BLOCK_SIZE,
+                kv_cache_bytes=128 << 20,
+            )
+        )
+        for dtype in ("float32", "bfloat16")
+    }
+    found = {dtype: Quality() for dtype in runners}
+    for start in range(0, TEXT_TOKENS, TEXT_WINDOW):
+        window = ids[start : start + TEXT_WINDOW]
+        with torch.inference_mode():
+            expected = reference(torch.tensor([window])).logits[0, :-1]
+        for dtype, runner in runners.items():
+            found[dtype].add(logits_of_text(runner, window)[:-1], expected, torch.tensor(window[1:]))
+    for quality in found.values():
+        # Rounding that did nothing would not be rounding.
+        assert 1e-4 < quality.mean_kl <= MAX_INT8_KL_OF_TEXT, found
 
 
 def test_bfloat16_knows_the_capital_of_france(default_model_dir: Path) -> None:
