@@ -42,7 +42,7 @@ class PublisherLimits:
     """Bounds of what is kept.
 
     Attributes:
-        max_pending: batches that wait for the publisher's thread; further ones are dropped.
+        max_pending: batches that the publisher's thread has not sent yet; further ones are dropped.
         max_behind: batches that ZeroMQ keeps for a subscriber; it drops further ones, for this one alone.
         max_replayed: batches that are kept for replays.
         max_replayed_bytes: their size.
@@ -231,7 +231,8 @@ class _Sender:
                 os.eventfd_read(self._waker)
             # Before a replay, which then has all that was handed over before it was asked for.
             while self.pending:
-                self._publish(self.pending.popleft())
+                self._publish(self.pending[0])
+                self.pending.popleft()
             if self._replays in ready:
                 self._replay()
 
