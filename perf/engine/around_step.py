@@ -24,6 +24,7 @@ from naiad.cli.bench.throughput import Prompts, Work, load_engine, random_prompt
 from naiad.cli.checkpoints.fetch import resolve_model
 from naiad.config import EngineConfig
 from naiad.engine import Engine
+from naiad.engine_process import protocol
 from naiad.model_runner import paged_model
 from naiad.model_runner.paged_model import PagedModel
 from naiad.model_runner.sequence_states import SequenceStates
@@ -48,6 +49,8 @@ _PARTS: tuple[tuple[str, Any, str], ...] = (
     ("sampling", Sampler, "start"),
     ("how rows draw", sampler, "draws_of"),
     ("results", PagedModel, "_finish"),
+    ("gauges of the engine", Engine, "stats"),
+    ("message encoded", protocol, "encode_frame"),
     (_NATIVE, Library, "run"),
 )
 
@@ -123,7 +126,9 @@ def measure(
     times.take()
     steps = []
     for _ in range(num_steps):
-        engine.step()
+        outputs = engine.step()
+        # As an engine process does it for its client.
+        protocol.encode_frame(protocol.StepDone(outputs, engine.stats()))
         steps.append(times.take())
     while engine.has_work:
         engine.step()
