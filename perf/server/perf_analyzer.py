@@ -30,6 +30,8 @@ from perf.server.serve_process import naiad_serve
 from naiad.cli.checkpoints.fetch import resolve_model
 from naiad.errors import InternalError, StartupError
 
+# perf_analyzer ends some exports in the middle.
+_NUM_TRIES = 5
 _PERCENTS = (50, 90, 99)
 _NS_PER_S = 1e9
 
@@ -66,7 +68,7 @@ def main() -> int:
 
 
 def run_level(tool: Tool, url: str, level: tuple[str, float, int], args: argparse.Namespace) -> Row:
-    """One run of perf_analyzer.
+    """One run of perf_analyzer, or several if it writes no whole export.
 
     Args:
         tool: perf_analyzer.
@@ -75,8 +77,31 @@ def run_level(tool: Tool, url: str, level: tuple[str, float, int], args: argpars
         args: the served model, and the lengths of prompts and outputs.
 
     Raises:
-        InternalError: perf_analyzer failed, or an answer is incomplete.
+        InternalError: perf_analyzer failed, wrote no whole export, or an answer is incomplete.
     """
+    kind, value, num_requests = level
+    for _ in range(_NUM_TRIES):
+        exported = requests_of(_export_of(tool, url, level, args))
+        if exported is not None:
+            break
+        print(f"{kind} {value:g}: perf_analyzer's export breaks off", file=sys.stderr)
+    else:
+        raise InternalError(f"perf_analyzer wrote no whole export in {_NUM_TRIES} runs")
+    if len(exported) < num_requests:
+        raise InternalError(f"{len(exported)} of {num_requests} requests were answered")
+    return {"by": kind, "level": value} | figures(exported, args.output_tokens)
+
+
+def requests_of(export: str) -> list[dict[str, Any]] | None:
+    """The requests in perf_analyzer's export; None: it breaks off."""
+    try:
+        requests: list[dict[str, Any]] = json.loads(export)["experiments"][0]["requests"]
+    except json.JSONDecodeError:
+        return None
+    return requests
+
+
+def _export_of(tool: Tool, url: str, level: tuple[str, float, int], args: argparse.Namespace) -> str:
     kind, value, num_requests = level
     # The end of a rate's range is 1 by default, so it is given too.
     option = {
@@ -93,10 +118,7 @@ def run_level(tool: Tool, url: str, level: tuple[str, float, int], args: argpars
                 *("--request-count", str(num_requests), *option),
             ]
         )
-        exported = json.loads(export.read_text())["experiments"][0]["requests"]
-    if len(exported) < num_requests:
-        raise InternalError(f"{len(exported)} of {num_requests} requests were answered")
-    return {"by": kind, "level": value} | figures(exported, args.output_tokens)
+        return export.read_text()
 
 
 def figures(requests: Sequence[Mapping[str, Any]], num_tokens: int) -> Row:

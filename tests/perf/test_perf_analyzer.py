@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import argparse
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
-from perf.server.load_tools import error_of, missing_libraries
-from perf.server.perf_analyzer import figures
+from perf.server.load_tools import Tool, error_of, missing_libraries
+from perf.server.perf_analyzer import figures, requests_of, run_level
 
 from naiad.errors import InternalError
 
@@ -33,6 +36,39 @@ def test_times_are_made_from_the_export() -> None:
     assert row["latency_p50_s"] == 1.75
     # Gaps: 0.5, 0.5, 0.5 and three times 0.5 / 3.
     assert (row["itl_p50_s"], row["itl_p99_s"]) == (pytest.approx(1 / 3, abs=1e-4), 0.5)
+
+
+def test_an_export_that_breaks_off_has_no_requests() -> None:
+    whole = json.dumps({"experiments": [{"requests": [request(0.0, [(1.0, 4)])]}]})
+    found = requests_of(whole)
+    assert found is not None
+    assert figures(found, num_tokens=4)["requests"] == 1
+    assert requests_of(whole[:-20]) is None
+    assert requests_of("") is None
+
+
+@pytest.mark.parametrize("num_broken", [0, 2, 5])
+def test_a_level_is_run_again_if_its_export_breaks_off(tmp_path: Path, num_broken: int) -> None:
+    whole = json.dumps({"experiments": [{"requests": [request(0.0, [(1.0, 4)])]}]})
+    runs = tmp_path / "runs"
+    runs.touch()
+    program = tmp_path / "perf_analyzer"
+    program.write_text(
+        f"""#!/bin/sh
+echo >> {runs}
+while [ "$1" != --profile-export-file ]; do shift; done
+[ $(wc -l < {runs}) -gt {num_broken} ] && echo '{whole}' > "$2" || echo '{whole[:-9]}' > "$2"
+"""
+    )
+    program.chmod(0o755)
+    args = argparse.Namespace(served_model="llm", prompt_tokens=1, output_tokens=4)
+    tool, level = Tool(program, {"PATH": "/usr/bin:/bin"}), ("concurrency", 1.0, 1)
+    if num_broken < 5:
+        assert run_level(tool, "nowhere", level, args)["requests"] == 1
+        assert len(runs.read_text()) == num_broken + 1
+    else:
+        with pytest.raises(InternalError, match="no whole export in 5 runs"):
+            run_level(tool, "nowhere", level, args)
 
 
 def test_an_answer_that_is_not_whole_is_no_figure() -> None:
